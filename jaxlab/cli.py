@@ -12,7 +12,9 @@ import json
 import logging
 import re
 import shlex
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -55,10 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _list(arguments: Sequence[str]) -> int:
-    from rich.console import Console
-
     from jaxlab.experiments.registry import METHODS
-    from jaxlab.experiments.report import list_methods
 
     if {"-h", "--help"} & set(arguments):
         print("usage: jaxlab list [--json]")
@@ -68,7 +67,11 @@ def _list(arguments: Sequence[str]) -> int:
         names = ("name", "title", "arxiv", "module", "state")
         print(json.dumps([{name: getattr(method, name) for name in names} for method in METHODS], indent=2))
     else:
-        list_methods(Console(), METHODS)
+        width = min(shutil.get_terminal_size().columns, 120)
+        for method in METHODS:
+            paper = f"arXiv {method.arxiv}" if method.arxiv else "-"
+            print(f"{method.name:<26}{method.state:<9}{method.module:<18}{paper}")
+            print(textwrap.fill(method.title, width, initial_indent="    ", subsequent_indent="    "))
     return 0
 
 
@@ -105,7 +108,7 @@ def _run(arguments: Sequence[str]) -> int:
 
     from jaxlab.experiments import registry, report
     from jaxlab.experiments.directory import dumps
-    from jaxlab.experiments.execute import execute
+    from jaxlab.experiments.outcome import execute
 
     name, *rest = arguments
     experiment = registry.load(name)

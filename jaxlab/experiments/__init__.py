@@ -2,7 +2,7 @@
 
 An experiment is a frozen config dataclass, a function ``run(config, run)`` and a tuple of claims, held together by
 :class:`~jaxlab.experiments.base.Experiment`; :mod:`~jaxlab.experiments.registry` lists the nineteen methods, and
-:func:`~jaxlab.experiments.execute.execute` runs one into a directory. Names load on first use, so that the list of
+:func:`~jaxlab.experiments.outcome.execute` runs one into a directory. Names load on first use, so that the list of
 methods can be printed without importing jax.
 """
 
@@ -13,8 +13,8 @@ _HOMES = {
     "Claim": "base",
     "Experiment": "base",
     "Run": "base",
-    "execute": "execute",
-    "Outcome": "execute",
+    "execute": "outcome",
+    "Outcome": "outcome",
     "METHODS": "registry",
     "Method": "registry",
 }

@@ -33,7 +33,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import jax
 import numpy as np
@@ -71,7 +71,7 @@ class Claim:
     id: str
     claim: str
     relation: Relation
-    bound: float | tuple[float, float]
+    bound: float | int | tuple[float | int, float | int]
     known_gap: str | None = None
 
     def __post_init__(self) -> None:
@@ -92,20 +92,14 @@ class Claim:
         return measured >= self.bound
 
 
-class Progress(Protocol):
-    """Who watches a run: a progress bar, plain lines, or nobody."""
+class Progress:
+    """Who watches a run; this one looks away."""
 
-    def plan(self, total_cost: float) -> None:
+    def plan(self, total_cost: float | int) -> None:
         """The costs of all loops to come add up to ``total_cost``."""
 
-    def advance(self, name: str, done: int, length: int, cost: float, restored: bool) -> None:
+    def advance(self, name: str, done: int, length: int, cost: float | int, restored: bool) -> None:
         """One chunk of the loop ``name`` is finished, ``done`` of ``length``; ``restored`` ones took no time."""
-
-
-class _Nobody:
-    def plan(self, total_cost: float) -> None: ...
-
-    def advance(self, name: str, done: int, length: int, cost: float, restored: bool) -> None: ...
 
 
 class Run:
@@ -139,7 +133,7 @@ class Run:
         self._skipped: dict[str, tuple[str, str]] = {}
         self._loops: set[str] = set()
         self._resume = resume
-        self._progress = progress or _Nobody()
+        self._progress = progress or Progress()
         self._interrupts = interrupts or Interrupts()
         self._metrics = Metrics(out / "metrics.jsonl", resume=resume)
         self._saved_at = time.monotonic()
@@ -149,7 +143,7 @@ class Run:
         """The random key of the run's seed; split it, never use it twice."""
         return jax.random.key(self.seed)
 
-    def plan(self, total_cost: float) -> None:
+    def plan(self, total_cost: float | int) -> None:
         """Say what the costs of all loops and stages add up to, so that the progress bar knows an ETA."""
         self._progress.plan(float(total_cost))
 
@@ -160,7 +154,7 @@ class Run:
         init: PyTree,
         length: int,
         *,
-        cost: float = 1.0,
+        cost: float | int = 1.0,
         log: Log | None = None,
     ) -> tuple[PyTree, PyTree]:
         """``jax.lax.scan`` at the level of chunks: visible, checkpointed, resumable.
@@ -205,7 +199,7 @@ class Run:
             raise
         return state.carry, jax.tree.map(lambda *leaves: np.stack(leaves), *state.outputs)
 
-    def stage(self, name: str, fn: Callable[[], PyTree], *, cost: float = 1.0) -> PyTree:
+    def stage(self, name: str, fn: Callable[[], PyTree], *, cost: float | int = 1.0) -> PyTree:
         """A loop of length one without a carry: ``fn()`` is computed once and restored on resume, as numpy arrays."""
         _, outputs = self.loop(name, lambda carry, _: (carry, fn()), (), 1, cost=cost)
         return jax.tree.map(lambda leaf: leaf[0], outputs)
@@ -279,7 +273,7 @@ class Run:
         self._metrics.close(complete=complete)
 
     def _chunk_done(
-        self, name: str, i: int, length: int, cost: float, output: Any, log: Log | None, *, restored: bool
+        self, name: str, i: int, length: int, cost: float | int, output: Any, log: Log | None, *, restored: bool
     ) -> None:
         self._progress.advance(name, i + 1, length, cost / length, restored)
         lines = log(i, output) if log else None

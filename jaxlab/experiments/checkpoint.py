@@ -4,6 +4,8 @@ A checkpoint holds the carry after the last finished chunk and the outputs of al
 the older only once it is complete, so that a process killed at any moment leaves one that restores.
 """
 
+import functools
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,8 +56,12 @@ class LoopCheckpoint:
             "outputs": [np.stack(leaves) for leaves in zip(*map(jax.tree.leaves, state.outputs), strict=True)],
             "structure": _encode_structure(self._directory.name, state.outputs[0]),
         }
+        length = len(state.outputs)
         with self._manager() as manager:
-            manager.save(len(state.outputs), args=ocp.args.StandardSave(tree))
+            manager.save(length, args=ocp.args.StandardSave(tree))
+        for stale in self._directory.glob("*.crc32"):
+            stale.unlink()
+        self._checksum(length).write_text(f"{_crc32(self._directory / str(length))}\n")
 
     def restore(self, init: PyTree) -> LoopState | None:
         """The newest complete state, its carry in the structure of ``init``; None if there is none.
@@ -71,6 +77,10 @@ class LoopCheckpoint:
                 length = manager.latest_step()
                 if length is None:
                     return None
+                # Told before orbax reads it: the reads it has in flight when one fails print their own tracebacks.
+                checksum = self._checksum(length)
+                if checksum.exists() and int(checksum.read_text()) != _crc32(self._directory / str(length)):
+                    raise ValueError("its files are not those that were written")
                 tree = manager.restore(length, args=ocp.args.StandardRestore())
             carry = jax.tree.unflatten(jax.tree.structure(init), tree["carry"])
             structure = _decode_structure(tree["structure"])
@@ -86,6 +96,9 @@ class LoopCheckpoint:
         if stored != wanted:
             raise ValueError(f"checkpoint {self._directory} is of another config: its carry has shapes {stored}")
         return LoopState(carry, outputs)
+
+    def _checksum(self, length: int) -> Path:
+        return self._directory / f"{length}.crc32"
 
     def _manager(self) -> ocp.CheckpointManager:
         options = ocp.CheckpointManagerOptions(max_to_keep=1, enable_async_checkpointing=False)
@@ -104,6 +117,11 @@ def settle(tree: PyTree) -> PyTree:
         return np.asarray(x)
 
     return jax.tree.map(leaf, tree)
+
+
+def _crc32(directory: Path) -> int:
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    return functools.reduce(lambda crc, path: zlib.crc32(path.read_bytes(), crc), files, 0)
 
 
 def _signature(tree: PyTree) -> Any:

@@ -25,6 +25,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self._requested_at: float | None = None
+        self._owed = False
         self._shields = 0
         self._previous: dict[signal.Signals, object] = {}
 
@@ -45,14 +46,18 @@ class Interrupts:
             yield
         finally:
             self._shields -= 1
-        # Also catches a request whose exception the interpreter swallowed, as it does in weak-reference callbacks.
-        if self._requested_at is not None and not self._shields:
+        # Also where it was raised before: the interpreter swallows exceptions in weak-reference callbacks.
+        if self._owed and not self._shields:
             raise KeyboardInterrupt
+
+    def accept(self) -> None:
+        """The ``KeyboardInterrupt`` was caught and is being served: raise it no more."""
+        self._owed = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self._requested_at is None:
-            self._requested_at = now
+            self._requested_at, self._owed = now, True
             if not self._shields:
                 raise KeyboardInterrupt
         elif now - self._requested_at > _SAME_REQUEST_SECONDS:

@@ -96,7 +96,12 @@ TINY = Experiment(
         ),
         Claim("scales", "The rate does not depend on the dimension.", "<", 1.0),
     ),
-    presets={"smoke": Config(), "quick": Config(6), "cpu": Config(50, pause=0.05), "paper": Config(10**6)},
+    presets={
+        "smoke": Config(),
+        "quick": Config(6),
+        "cpu": Config(50, learning_rate=0.01, pause=0.05),
+        "paper": Config(10**6),
+    },
     run=run,
     shapes=lambda config: jax.eval_shape(lambda key: jax.random.normal(key, (config.chunks,)), jax.random.key(0)),
 )

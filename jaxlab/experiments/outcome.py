@@ -87,23 +87,24 @@ def execute(
             experiment.run(config, run)
             interrupted = False
         except KeyboardInterrupt:
-            pass
+            interrupts.accept()
         except BaseException:
             run.close(complete=False)
             discard_if_empty(out)
             raise
-        run.close(complete=not interrupted)
-        result = {
-            "experiment": experiment.name.replace("-", "_"),
-            "preset": preset,
-            "seed": seed,
-            "versions": {"jaxlab": jaxlab.__version__, "jax": jax.__version__},
-            "device": jax.default_backend(),
-            "seconds": round(earlier + time.perf_counter() - start, 1),
-            "table": run.table,
-            **run.judge(complete=not interrupted),
-            "notes": run.notes,
-            **({"interrupted": True} if interrupted else {}),
-        }
-        write_json(out / "result.json", result)
+        with interrupts.shield():
+            run.close(complete=not interrupted)
+            result = {
+                "experiment": experiment.name.replace("-", "_"),
+                "preset": preset,
+                "seed": seed,
+                "versions": {"jaxlab": jaxlab.__version__, "jax": jax.__version__},
+                "device": jax.default_backend(),
+                "seconds": round(earlier + time.perf_counter() - start, 1),
+                "table": run.table,
+                **run.judge(complete=not interrupted),
+                "notes": run.notes,
+                **({"interrupted": True} if interrupted else {}),
+            }
+            write_json(out / "result.json", result)
     return Outcome(result, out, run.figures)
