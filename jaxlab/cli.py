@@ -8,6 +8,7 @@ shows its traceback.
 import contextlib
 import difflib
 import io
+import itertools
 import json
 import logging
 import re
@@ -175,9 +176,11 @@ def _parse(experiment: "Experiment", arguments: Sequence[str]) -> tuple[_Options
 
 
 def _first_paragraph(box: str) -> str:
-    lines = [line.strip("│| ") for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()[1:]]
-    rule = next(i for i, line in enumerate(lines) if not line.strip("─-╰╯+"))
-    return re.sub(r"^Error parsing (run|experiment): ", "", " ".join(lines[:rule]))
+    # The first line is the title; frame and rules are drawn with these characters, colours with escape sequences.
+    lines = [line.strip("│ ") for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()[1:]]
+    text = itertools.dropwhile(lambda line: not line.strip("─-"), lines)
+    paragraph = " ".join(itertools.takewhile(lambda line: line.strip("─-╰╯"), text))
+    return re.sub(r"^Error parsing (run|experiment): ", "", paragraph)
 
 
 def _nearest(word: str, known: Sequence[str] | Mapping[str, Any]) -> str:

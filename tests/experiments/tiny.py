@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlab.experiments.base import Claim, Experiment, Run
+from jaxlab.experiments.registry import Method
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def run(config: Config, run: Run) -> None:
         axes.legend()
 
 
-TINY = Experiment(
+EXPERIMENT = Experiment(
     name="tiny",
     summary="Gradient descent on a quadratic.",
     claims=(
@@ -106,11 +107,11 @@ TINY = Experiment(
     shapes=lambda config: jax.eval_shape(lambda key: jax.random.normal(key, (config.chunks,)), jax.random.key(0)),
 )
 
-EXPERIMENT = TINY
+METHOD = Method("tiny", "Gradient descent", None, "tests", experiment=__name__)
 
 if __name__ == "__main__":
     from jaxlab import cli
     from jaxlab.experiments import registry
 
-    registry.METHODS = (registry.Method("tiny", "Gradient descent", None, "tiny", experiment=__name__),)
+    registry.METHODS = (METHOD,)
     sys.exit(cli.main())
