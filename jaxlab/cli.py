@@ -158,9 +158,10 @@ def _parse(experiment: "Experiment", arguments: Sequence[str]) -> tuple[_Options
 
     options, _ = parse(_Options, add_help=False)
     default = experiment.presets[options.preset]
+    kind: Any = _Invocation
     try:
         invocation, unknown = parse(
-            _Invocation[type(default)],
+            kind[type(default)],
             default=_Invocation(_Options(), default),
             prog=f"jaxlab run {experiment.name}",
             description=f"{experiment.summary}\n\nDefaults are those of preset {options.preset}.",

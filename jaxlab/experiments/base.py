@@ -320,6 +320,6 @@ class Experiment(Generic[Config]):
         ids = [claim.id for claim in self.claims]
         if len(set(ids)) != len(ids):
             raise ValueError(f"{self.name}: claim ids must differ, got {ids}")
-        fields = {field.name for config in self.presets.values() for field in dataclasses.fields(config)}
+        fields = {field.name for config in self.presets.values() for field in dataclasses.fields(config)}  # type: ignore[arg-type]
         if shadowed := fields & RESERVED_FIELDS:
             raise ValueError(f"{self.name}: config fields {sorted(shadowed)} shadow options of the command")

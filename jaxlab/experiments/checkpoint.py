@@ -29,7 +29,8 @@ class LoopState(NamedTuple):
         Raises:
             RuntimeError: the body changed the structure of the carry, or its output cannot be stacked or stored.
         """
-        if jax.tree.structure(carry) != jax.tree.structure(self.carry):
+        before: Any = jax.tree.structure(self.carry)
+        if jax.tree.structure(carry) != before:
             raise RuntimeError(f"loop {name!r}: the body changes the structure of its carry")
         if self.outputs and _signature(output) != _signature(self.outputs[0]):
             raise RuntimeError(f"loop {name!r}: an output differs in structure, shape or dtype from the one before")
@@ -57,10 +58,10 @@ class LoopCheckpoint:
             "structure": _encode_structure(self._directory.name, state.outputs[0]),
         }
         length = len(state.outputs)
-        with self._manager() as manager:
-            manager.save(length, args=ocp.args.StandardSave(tree))
         for stale in self._directory.glob("*.crc32"):
             stale.unlink()
+        with self._manager() as manager:
+            manager.save(length, args=ocp.args.StandardSave(tree))
         self._checksum(length).write_text(f"{_crc32(self._directory / str(length))}\n")
 
     def restore(self, init: PyTree) -> LoopState | None:
@@ -90,7 +91,7 @@ class LoopCheckpoint:
         except Exception as error:  # orbax and tensorstore raise whatever broke first
             raise ValueError(
                 f"checkpoint {self._directory} cannot be restored; remove that directory to compute this loop anew "
-                f"({str(error).splitlines()[0][:200]})"
+                f"({' '.join(str(error).split())[:200]})"
             ) from error
         stored, wanted = ([leaf.shape for leaf in jax.tree.leaves(tree)] for tree in (carry, init))
         if stored != wanted:
@@ -130,11 +131,12 @@ def _signature(tree: PyTree) -> Any:
 
 
 def _encode_structure(name: str, output: PyTree) -> np.ndarray:
+    structure: Any = jax.tree.structure(output)
     try:
-        return np.frombuffer(jax.tree.structure(output).serialize_using_proto(), np.uint8)
+        return np.frombuffer(structure.serialize_using_proto(), np.uint8)
     except ValueError as error:
         raise RuntimeError(
-            f"loop {name!r}: an output is made of arrays, dicts, lists and tuples, got {jax.tree.structure(output)}; "
+            f"loop {name!r}: an output is made of arrays, dicts, lists and tuples, got {structure}; "
             "return info._asdict() for a NamedTuple"
         ) from error
 

@@ -166,4 +166,6 @@ def _plain(value: Any) -> Any:
         if math.isfinite(value):
             return value
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return _plain(np.asarray(value).tolist())
+    if hasattr(value, "__array__"):
+        return _plain(np.asarray(value).tolist())
+    raise TypeError(f"JSON cannot hold {value!r}")

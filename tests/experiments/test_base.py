@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxlab import cli
 from jaxlab.experiments import base
 from jaxlab.experiments.base import PRESETS, Claim, Experiment, Run
 
@@ -319,6 +320,7 @@ def test_failed_figure_is_not_saved(tmp_path):
     [
         ({"name": "My_Method"}, "kebab case, got 'My_Method'"),
         ({"presets": dict.fromkeys(PRESETS[1:], Claim("x", "X.", "<", 1.0))}, "presets must be"),
+        ({"presets": dict.fromkeys(PRESETS, cli._Options())}, "shadow options of the command"),
         ({"claims": CLAIMS[:1] * 2}, "claim ids must differ, got ['falls', 'falls']"),
     ],
 )
