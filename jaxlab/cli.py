@@ -11,6 +11,7 @@ import io
 import itertools
 import json
 import logging
+import os
 import re
 import shlex
 import shutil
@@ -37,15 +38,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a claim may hold characters that the terminal cannot show
+    status = 0
     try:
         if verb in ("-h", "--help"):
             print(_usage())
         elif verb == "--version":
             print(f"jaxlab {jaxlab.__version__}")
         elif verb in _VERBS:
-            return _VERBS[verb].run(rest)
+            status = _VERBS[verb].run(rest)
         else:
             raise ValueError(f"unknown command {verb!r}; {_nearest(verb, _VERBS)}see jaxlab --help")
+        sys.stdout.flush()
+    except BrokenPipeError:  # head or less has read enough; nothing is left to be flushed at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError) as error:
         if sys.flags.dev_mode:
             raise
@@ -54,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("jaxlab: interrupted", file=sys.stderr)
         return 130
-    return 0
+    return status
 
 
 def _list(arguments: Sequence[str]) -> int:

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -178,6 +179,19 @@ def test_usage(capsys, arguments):
     assert capsys.readouterr().out.startswith("usage: jaxlab ")
 
 
+def test_reader_that_has_seen_enough():
+    """``jaxlab list | head -1`` says nothing of a broken pipe."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jaxlab", "list"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=Path(jaxlab.__file__).parents[1],
+    )
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == 0
+
+
 def test_version(capsys):
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"jaxlab {jaxlab.__version__}\n"
@@ -240,7 +254,9 @@ def test_installed_entry_point_and_module_are_the_same_command():
     code += "try: runpy.run_module('jaxlab', run_name='__main__')\n"
     code += "except SystemExit as end: assert end.code == 0, end.code\n"
     code += "assert 'jax' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=jaxlab.__path__[0] + "/..")
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(jaxlab.__file__).parents[1]
+    )
     assert done.returncode == 0, done.stderr
     methods = json.loads(done.stdout)
     assert len({method["name"] for method in methods}) == 19

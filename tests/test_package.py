@@ -3,6 +3,7 @@
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,7 @@ def imported_by(statement: str) -> set[str]:
     command = [sys.executable, "-c", IMPORTED.format(statement)]
     return set(
         subprocess.run(
-            command, capture_output=True, text=True, check=True, cwd=jaxlab.__path__[0] + "/.."
+            command, capture_output=True, text=True, check=True, cwd=Path(jaxlab.__file__).parents[1]
         ).stdout.split()
     )
 

@@ -1,29 +1,43 @@
-"""What an experiment is, and what it sees while it runs.
+'''What an experiment is, and what it sees while it runs.
 
 A new paper is one module with a config dataclass, a function and a list of claims::
 
     @dataclass(frozen=True)
     class Config:
-        steps: int = 1000
-        \"\"\"gradient steps\"\"\"
+        """Gradient descent on half the squared norm."""
 
-    def run(config: Config, run: Run) -> None:
+        chunks: int = 10
+        """chunks of a hundred steps"""
+
+    @jax.jit
+    def descend(x, i):
+        def step(x, _):
+            x = x - 0.01 * x
+            return x, x @ x / 2
+
+        return jax.lax.scan(step, x, length=100)
+
+    def run(config, run):
         run.plan(1.0)
-        x, losses = run.loop("descent", chunk, jnp.ones(3), config.steps // 100, log=lambda i, loss: {"loss": loss})
-        run.row("gradient_descent", loss=losses[-1])
-        run.measure("converges", losses[-1])
+        log = lambda i, losses: {"step": 100 * (i + 1), "loss": losses[-1]}
+        x, losses = run.loop("descent", descend, jnp.ones(3), config.chunks, log=log)
+        run.row("gradient_descent", loss=losses[-1, -1])
+        run.measure("converges", losses[-1, -1])
         with run.figure("loss") as (_, axes):
-            axes.semilogy(losses)
+            axes.semilogy(losses.ravel())
 
     EXPERIMENT = Experiment(
-        name="descent", summary="gradient descent on a quadratic", run=run, shapes=lambda config: jnp.ones(3),
+        name="descent",
+        summary="Gradient descent on a quadratic.",
         claims=(Claim("converges", "The loss goes to zero.", "<", 1e-6),),
-        presets={"smoke": Config(200), "quick": Config(), "cpu": Config(10_000), "paper": Config(10**6)},
+        presets={"smoke": Config(2), "quick": Config(), "cpu": Config(100), "paper": Config(10_000)},
+        run=run,
+        shapes=lambda config: jax.eval_shape(descend, jnp.ones(3), 0),
     )
 
 Every expensive thing goes through :meth:`Run.loop` or :meth:`Run.stage`: they drive the progress bar, stream
 ``metrics.jsonl``, and checkpoint, so that a run which is interrupted, or killed, continues bit for bit.
-"""
+'''
 
 import contextlib
 import dataclasses
@@ -109,6 +123,9 @@ class Run:
         seed: the seed of the run.
         preset: smoke, quick, cpu or paper.
         out: the run's directory; it exists.
+        table: the rows so far.
+        notes: the notes so far.
+        figures: the plots saved so far.
     """
 
     def __init__(

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import textwrap
 from typing import NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ import pytest
 from jaxlab import cli
 from jaxlab.experiments import base
 from jaxlab.experiments.base import PRESETS, Claim, Experiment, Run
+from jaxlab.experiments.outcome import execute
 
 CLAIMS = (Claim("falls", "The loss falls.", "<", 1.0), Claim("rate", "The rate is one half.", "in", (0.4, 0.6)))
 
@@ -315,12 +317,25 @@ def test_failed_figure_is_not_saved(tmp_path):
     assert not list(tmp_path.glob("*.png*"))
 
 
+def test_example_of_the_docstring(tmp_path):
+    """It runs as it stands, and its claim holds."""
+    code = textwrap.dedent(base.__doc__.partition("::\n")[2].partition("Every expensive thing")[0])
+    names = vars(base) | {"jnp": jnp, "__name__": "example"}
+    exec(code, names)
+    outcome = execute(names["EXPERIMENT"], out=tmp_path / "run")
+    assert [claim["holds"] for claim in outcome.result["claims"]] == [True]
+    assert outcome.result["table"][0]["loss"] == pytest.approx(1.5 * 0.99**2000, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"name": "My_Method"}, "kebab case, got 'My_Method'"),
         ({"presets": dict.fromkeys(PRESETS[1:], Claim("x", "X.", "<", 1.0))}, "presets must be"),
-        ({"presets": dict.fromkeys(PRESETS, cli._Options())}, "shadow options of the command"),
+        (
+            {"presets": dict.fromkeys(PRESETS, cli._Options())},
+            "['json', 'out', 'overwrite', 'preset', 'resume', 'seed']",
+        ),
         ({"claims": CLAIMS[:1] * 2}, "claim ids must differ, got ['falls', 'falls']"),
     ],
 )
