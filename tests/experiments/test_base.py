@@ -208,7 +208,9 @@ def test_damaged_checkpoint_is_named_and_kept(tmp_path):
     data = max((path for path in step.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     data.write_bytes(data.read_bytes()[:-1] + b"?")
     before = {path: path.read_bytes() for path in step.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match=re.escape(f"checkpoint {step.parent} cannot be restored")):
+    with pytest.raises(
+        ValueError, match=f"^checkpoint {re.escape(str(step.parent))} cannot be restored.*not those that were"
+    ):
         make(tmp_path, resume=True).loop("double", double, jnp.ones(2), 2)
     assert {path: path.read_bytes() for path in step.rglob("*") if path.is_file()} == before
 
