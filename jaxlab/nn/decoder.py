@@ -130,8 +130,8 @@ class DecoderConfig:
 def init(config: DecoderConfig, key: PRNGKeyArray) -> tuple[Callable[..., Array], dict[str, Any]]:
     """Give the decoder as a pure function, and fresh parameters.
 
-    Weights are drawn from N(0, ``initializer_range``²), norms start at one and biases at zero. Under ``jax.vmap`` over keys
-    the parameters come out stacked; under ``jax.eval_shape`` only their shapes.
+    Weights are drawn from N(0, ``initializer_range``²), norms start at one and biases at zero. Under ``jax.vmap``
+    over keys the parameters come out stacked; under ``jax.eval_shape`` only their shapes.
 
     Returns:
       ``apply_fn`` as made by `make_apply`, and its ``params``.
@@ -144,7 +144,7 @@ def make_apply(config: DecoderConfig) -> Callable[..., Array]:
     """Give the decoder as a pure function of its parameters.
 
     Returns:
-      ``apply_fn(params, tokens, *, positions=None, block_mask=None) -> logits``: see `Decoder.__call__` for the arguments.
+      ``apply_fn(params, tokens, *, positions=None, block_mask=None) -> logits``, with the arguments of `Decoder`.
       It may be jitted, differentiated, vmapped over stacked parameters and used inside ``jax.shard_map``. It raises
       ValueError, naming the parameter, when ``params`` belong to another config.
     """
@@ -165,7 +165,7 @@ def next_token_loss(
     Args:
       logits: output of the decoder on ``tokens``.
       tokens: token ids, at least two a sequence.
-      mask: weight of each token as a *target* (that of the first has no effect), for instance False on padding. The mean
+      mask: weight of each token as a *target* (that of the first has no effect), say False on padding. The mean
         is over the weights; it is 0 when none is positive.
 
     Raises:
@@ -206,7 +206,7 @@ class Decoder(nnx.Module):
         Args:
           tokens: token ids; one outside the vocabulary makes the logits of its sequence NaN.
           positions: positions for the rotary embedding; None means 0, 1, ...
-          block_mask: factor in [0, 1] on the residual branches of each block: 1 runs the block, 0 makes it the identity.
+          block_mask: factor in [0, 1] on the residual branches of each block: 1 runs it, 0 makes it the identity.
 
         Raises:
           ValueError: if ``block_mask`` does not have one entry a block.
@@ -255,7 +255,7 @@ class _Stack(nnx.Module):
             return nnx.merge(graph, params)(hidden, angles, mask), None
 
         if self.config.remat:
-            # A scan body is compiled apart, so that nothing can be merged across the checkpoint: no barriers are needed.
+            # In a scan the backward pass is another loop, so that nothing merges across it: no barriers are needed.
             run_block = jax.checkpoint(run_block, prevent_cse=False)
         hidden, _ = lax.scan(run_block, self.embed_tokens(tokens), (layers, block_mask))
         return self.norm(hidden)
@@ -328,10 +328,13 @@ def _apply(
 ) -> Array:
     given = _shapes(params)
     for path in sorted(expected.keys() | given.keys()):
-        if expected.get(path) != given.get(path):
+        if path not in given:
+            raise ValueError(f"params do not fit the config: {path} is missing")
+        if path not in expected:
+            raise ValueError(f"params do not fit the config: {path} is not a parameter of it")
+        if given[path] != expected[path]:
             raise ValueError(
-                f"params do not fit the config: {path} must have shape {expected.get(path, 'none (no such parameter)')}; "
-                f"got {given.get(path, 'no such parameter')}"
+                f"params do not fit the config: {path} must have shape {expected[path]}; got {given[path]}"
             )
     return nnx.merge(graph, params)(tokens, **options)
 

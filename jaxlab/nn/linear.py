@@ -1,6 +1,6 @@
 """Linear maps and embedding tables with the weights laid out as checkpoints store them.
 
-``weight`` is ``[out, in]`` (and ``[vocabulary, hidden]`` for a table), the layout of PyTorch and of safetensors files, so
+``weight`` is ``[out, in]`` (``[vocabulary, hidden]`` for a table), the layout of PyTorch and of safetensors files, so
 that a tensor of a checkpoint is used as it was read: no transpose, hence no copy of a memory-mapped file.
 """
 

@@ -3,7 +3,7 @@
 At position p the pair of coordinates (i, i + d/2) of a head of size d is turned by the angle ``p · θ^(-2i/d)``. So the
 product of a query and a key depends on their positions only through the difference.
 
-Deviation: the paper pairs neighbours (2i, 2i + 1). Hugging Face checkpoints pair the two *halves* of a head, (i, i + d/2),
+Deviation: the paper pairs neighbours (2i, 2i + 1). Hugging Face checkpoints pair the *halves* of a head, (i, i + d/2),
 and so does this module. Files in the paper's order (llama2.c, GGUF of Llama models) need the rows of ``q_proj`` and
 ``k_proj`` reordered head by head: the even rows first, then the odd ones.
 """

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxlab.nn import Decoder, DecoderConfig, decoder, next_token_loss
 
@@ -26,10 +26,17 @@ VARIANTS = {
 }
 
 
+def assert_trees_close(a, b, atol):
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=atol), a, b)
+
+
+def parameter_shapes(config):
+    return jax.eval_shape(lambda: decoder.init(config, jax.random.key(0))[1])
+
+
 def random_params(config, seed=0):
     """Parameters of order one, so that no term of the equations is too small to be seen."""
-    params = jax.eval_shape(lambda: decoder.init(config, jax.random.key(0))[1])
-    leaves, structure = jax.tree.flatten(params)
+    leaves, structure = jax.tree.flatten(parameter_shapes(config))
     rng = np.random.default_rng(seed)
     draws = [rng.normal(0.0, 0.4, leaf.shape).astype(np.float32) for leaf in leaves]
     return jax.tree.map(jnp.asarray, jax.tree.unflatten(structure, draws))
@@ -118,7 +125,6 @@ def small():
 
 def test_paths_are_those_of_a_checkpoint():
     config = dataclasses.replace(SMALL, qkv_bias=True, qk_norm=True)
-    shapes = jax.eval_shape(lambda: decoder.init(config, jax.random.key(0))[1])
     layer = "model/layers"
     expected = {
         "lm_head/weight": (13, 12),
@@ -139,13 +145,20 @@ def test_paths_are_those_of_a_checkpoint():
         f"{layer}/self_attn/q_norm/weight": (3, 6),
         f"{layer}/self_attn/k_norm/weight": (3, 6),
     }
-    leaves = jax.tree.leaves_with_path(shapes)
+    leaves = jax.tree.leaves_with_path(parameter_shapes(config))
     assert {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves} == expected
 
 
-def test_fresh_parameters():
-    config = dataclasses.replace(SMALL, qkv_bias=True, initializer_range=0.1)
-    _, params = decoder.init(config, jax.random.key(0))
+FRESH = dataclasses.replace(SMALL, qkv_bias=True, initializer_range=0.1)
+
+
+@pytest.fixture(scope="module")
+def draw():
+    return jax.jit(lambda key: decoder.init(FRESH, key)[1])
+
+
+def test_fresh_parameters(draw):
+    params = draw(jax.random.key(0))
     layers = params["model"]["layers"]
     assert jnp.all(params["model"]["norm"]["weight"] == 1)
     assert jnp.all(layers["input_layernorm"]["weight"] == 1)
@@ -154,17 +167,27 @@ def test_fresh_parameters():
     assert float(jnp.std(layers["mlp"]["up_proj"]["weight"])) == pytest.approx(0.1, rel=0.13)
     gates = layers["mlp"]["gate_proj"]["weight"]
     assert not jnp.allclose(gates[0], gates[1]), "every block has its own draw"
-    _, again = decoder.init(config, jax.random.key(0))
-    jax.tree.map(np.testing.assert_array_equal, params, again)
-    _, other = decoder.init(config, jax.random.key(1))
-    assert not jnp.allclose(other["lm_head"]["weight"], params["lm_head"]["weight"])
+    jax.tree.map(np.testing.assert_array_equal, params, draw(jax.random.key(0)))
+    assert not jnp.allclose(draw(jax.random.key(1))["lm_head"]["weight"], params["lm_head"]["weight"])
 
 
-def test_module_and_function_agree():
-    module = Decoder(SMALL, rngs=nnx.Rngs(jax.random.key(3)))
-    apply_fn, params = decoder.init(SMALL, jax.random.key(3))
-    tokens = random_tokens(SMALL)
-    np.testing.assert_array_equal(module(tokens), apply_fn(params, tokens))
+def test_keys_vmap_to_stacked_parameters():
+    keys = jax.random.split(jax.random.key(0), 4)
+    together = jax.eval_shape(jax.vmap(lambda key: decoder.init(FRESH, key)[1]), keys)
+    assert jax.tree.map(lambda leaf: leaf.shape[1:], together) == jax.tree.map(jnp.shape, parameter_shapes(FRESH))
+    assert {leaf.shape[0] for leaf in jax.tree.leaves(together)} == {4}
+
+
+def test_dtype_of_fresh_parameters():
+    shapes = parameter_shapes(dataclasses.replace(FRESH, param_dtype="bfloat16"))
+    assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype("bfloat16")}
+
+
+def test_module_and_function_agree(small):
+    apply_fn, params, tokens = small
+    module = nnx.eval_shape(lambda: Decoder(SMALL, rngs=nnx.Rngs(0)))
+    nnx.update(module, params)
+    np.testing.assert_array_equal(nnx.jit(module)(tokens), apply_fn(params, tokens))
 
 
 @pytest.mark.parametrize("sliding_window", [None, 2])
@@ -180,7 +203,7 @@ def test_later_tokens_change_no_earlier_logits(sliding_window):
 
 def test_without_causality_later_tokens_do():
     config = dataclasses.replace(SMALL, causal=False)
-    apply_fn, params = decoder.make_apply(config), random_params(config)
+    apply_fn, params = jax.jit(decoder.make_apply(config)), random_params(config)
     tokens = random_tokens(config)
     changed = tokens.at[:, -1].set((tokens[:, -1] + 1) % config.vocab_size)
     moved = np.abs(apply_fn(params, tokens) - apply_fn(params, changed)).max(axis=-1)
@@ -189,7 +212,7 @@ def test_without_causality_later_tokens_do():
 
 def test_a_window_forgets_what_lies_behind_it():
     config = dataclasses.replace(SMALL, num_layers=1, sliding_window=3)
-    apply_fn, params = decoder.make_apply(config), random_params(config)
+    apply_fn, params = jax.jit(decoder.make_apply(config)), random_params(config)
     tokens = random_tokens(config)
     changed = tokens.at[:, 0].set((tokens[:, 0] + 1) % config.vocab_size)
     moved = np.abs(apply_fn(params, tokens) - apply_fn(params, changed)).max(axis=(0, 2))
@@ -232,15 +255,13 @@ def test_block_mask(small):
 
 
 def test_scan_equals_blocks_run_one_after_another(small):
-    """Each block alone between an embedding that hands on hidden states and a head that shows them."""
     apply_fn, params, tokens = small
     hidden = params["model"]["embed_tokens"]["weight"][tokens]
-    graph, state = nnx.split(Decoder(SMALL, rngs=nnx.Rngs(0)).model.layers)
-    nnx.replace_by_pure_dict(state, params["model"]["layers"])
+    graph = nnx.graphdef(nnx.eval_shape(lambda: Decoder(SMALL, rngs=nnx.Rngs(0))).model.layers)
     angles = decoder.rotary_angles(jnp.arange(7)[None], head_dim=SMALL.head_dim, theta=SMALL.rope_theta)
+    block = jax.jit(lambda state, hidden: nnx.merge(graph, state)(hidden, angles, None))
     for layer in range(SMALL.num_layers):
-        block = nnx.merge(graph, jax.tree.map(lambda leaf, layer=layer: leaf[layer], state))
-        hidden = block(hidden, angles, None)
+        hidden = block(jax.tree.map(lambda leaf, layer=layer: leaf[layer], params["model"]["layers"]), hidden)
     norm = params["model"]["norm"]["weight"]
     hidden = hidden * jax.lax.rsqrt(jnp.mean(hidden**2, axis=-1, keepdims=True) + SMALL.norm_eps) * norm
     np.testing.assert_allclose(apply_fn(params, tokens), hidden @ params["lm_head"]["weight"].T, atol=1e-5)
@@ -257,8 +278,8 @@ def is_jaxpr(x):
 
 def test_program_does_not_grow_with_depth():
     def equations(depth, gradient):
-        apply_fn, params = decoder.init(dataclasses.replace(SMALL, num_layers=depth), jax.random.key(0))
-        tokens = random_tokens(SMALL)
+        config = dataclasses.replace(SMALL, num_layers=depth)
+        apply_fn, params, tokens = decoder.make_apply(config), parameter_shapes(config), random_tokens(config)
 
         def loss(p):
             return next_token_loss(apply_fn(p, tokens), tokens)
@@ -269,7 +290,7 @@ def test_program_does_not_grow_with_depth():
     assert equations(2, True) == equations(9, True) > 100
 
 
-def test_remat_changes_memory_and_no_gradient(small):
+def test_remat_changes_memory_and_no_gradient(small, gradient_of_small):
     _, params, tokens = small
 
     def gradient(config):
@@ -280,54 +301,64 @@ def test_remat_changes_memory_and_no_gradient(small):
     assert "remat" in str(jax.make_jaxpr(recomputed)(params))
     assert "remat" not in str(jax.make_jaxpr(kept)(params))
     # Recomputed sums are fused in another order.
-    for a, b in zip(*map(jax.tree.leaves, (jax.jit(kept)(params), jax.jit(recomputed)(params))), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
+    assert_trees_close(jax.jit(recomputed)(params), gradient_of_small, atol=1e-6)
 
 
-def test_gradient_matches_finite_differences(small):
+@pytest.fixture(scope="module")
+def gradient_of_small(small):
+    apply_fn, params, tokens = small
+    return jax.jit(jax.grad(lambda p: next_token_loss(apply_fn(p, tokens), tokens)))(params)
+
+
+def test_gradient_matches_finite_differences(small, gradient_of_small):
     apply_fn, params, tokens = small
     loss = jax.jit(lambda p: next_token_loss(apply_fn(p, tokens), tokens))
-    gradient = jax.jit(jax.grad(loss))(params)
     direction = random_params(SMALL, seed=5)
     step = 1e-2
     ahead, behind = (loss(optax.tree.add_scale(params, s, direction)) for s in (step, -step))
     # Central differences err by step²; float32 losses by 1e-7 / step.
-    assert float(optax.tree.vdot(gradient, direction)) == pytest.approx(float(ahead - behind) / (2 * step), rel=2e-2)
+    assert float(optax.tree.vdot(gradient_of_small, direction)) == pytest.approx(
+        float(ahead - behind) / (2 * step), rel=2e-2
+    )
 
 
-@pytest.mark.parametrize("param_dtype", ["float32", "bfloat16"])
-def test_bfloat16_is_close_to_float32(small, param_dtype):
+def relative_error(tree, exact):
+    error = jax.tree.map(lambda a, b: a.astype(jnp.float32) - b, tree, exact)
+    return float(optax.tree.norm(error) / optax.tree.norm(exact))
+
+
+# bfloat16 keeps 8 bits; errors of 2^-8 pile up over three blocks, and backwards over them again, to a few percent.
+
+
+def test_bfloat16_products_of_float32_parameters(small):
     apply_fn, params, tokens = small
-    config = dataclasses.replace(SMALL, dtype="bfloat16", param_dtype=param_dtype, qkv_bias=False)
-    narrow = decoder.make_apply(config)
-    cast = jax.tree.map(lambda leaf: leaf.astype(param_dtype), params)
-
-    def loss(p):
-        return next_token_loss(narrow(p, tokens), tokens)
-
-    logits = narrow(cast, tokens)
+    logits = jax.jit(decoder.make_apply(dataclasses.replace(SMALL, dtype="bfloat16")))(params, tokens)
     assert logits.dtype == jnp.float32
-    # bfloat16 keeps 8 bits; errors of 2^-8 pile up over three blocks to a few percent of the logits' size.
-    exact = apply_fn(params, tokens)
-    assert float(jnp.sqrt(jnp.mean((logits - exact) ** 2) / jnp.mean(exact**2))) < 0.05
-    value, gradient = jax.value_and_grad(loss)(cast)
-    assert value.dtype == jnp.float32
-    assert {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {jnp.dtype(param_dtype)}
-    wide = jax.grad(lambda p: next_token_loss(apply_fn(p, tokens), tokens))(params)
-    error = optax.tree.norm(optax.tree.sub(jax.tree.map(lambda g: g.astype(jnp.float32), gradient), wide))
-    assert float(error / optax.tree.norm(wide)) < 0.1
+    assert 1e-4 < relative_error(logits, apply_fn(params, tokens)) < 0.05
 
 
-def test_fresh_bfloat16_parameters():
-    _, params = decoder.init(dataclasses.replace(SMALL, param_dtype="bfloat16"), jax.random.key(0))
-    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("bfloat16")}
+def test_bfloat16_parameters(small, gradient_of_small):
+    apply_fn, params, tokens = small
+    narrow = decoder.make_apply(dataclasses.replace(SMALL, dtype="bfloat16", param_dtype="bfloat16"))
+
+    @jax.jit
+    @functools.partial(jax.value_and_grad, has_aux=True)
+    def loss(params):
+        logits = narrow(params, tokens)
+        return next_token_loss(logits, tokens), logits
+
+    (value, logits), gradient = loss(jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params))
+    assert logits.dtype == value.dtype == jnp.float32
+    assert relative_error(logits, apply_fn(params, tokens)) < 0.05
+    assert {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {jnp.dtype("bfloat16")}
+    assert relative_error(gradient, gradient_of_small) < 0.1
 
 
 @pytest.fixture(scope="module")
 def nodes():
     """Four nodes with parameters and tokens of their own, and the gradient of each computed alone."""
     apply_fn = decoder.make_apply(SMALL)
-    params = jax.vmap(lambda key: decoder.init(SMALL, key)[1])(jax.random.split(jax.random.key(0), 4))
+    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(random_params(SMALL, seed) for seed in range(4)))
     tokens = random_tokens(SMALL, (4, 2, 7))
 
     def gradient(params, tokens):
@@ -338,19 +369,9 @@ def nodes():
     return gradient, params, tokens, jax.tree.map(lambda *leaves: jnp.stack(leaves), *alone)
 
 
-def assert_trees_close(a, b, atol):
-    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=atol), a, b)
-
-
 def test_vmap_over_nodes_equals_separate_calls(nodes):
     gradient, params, tokens, alone = nodes
     assert_trees_close(jax.jit(jax.vmap(gradient))(params, tokens), alone, atol=1e-6)
-
-
-def test_vmapped_keys_give_the_parameters_of_separate_keys(nodes):
-    _, params, _, _ = nodes
-    key = jax.random.split(jax.random.key(0), 4)[2]
-    assert_trees_close(jax.tree.map(lambda leaf: leaf[2], params), decoder.init(SMALL, key)[1], atol=1e-7)
 
 
 def test_shard_map_over_nodes_equals_separate_calls(nodes):
@@ -358,32 +379,32 @@ def test_shard_map_over_nodes_equals_separate_calls(nodes):
     mesh = jax.make_mesh((2,), ("node",), devices=jax.devices()[:2])
     spec = PartitionSpec("node")
     sharded = jax.shard_map(jax.vmap(gradient), mesh=mesh, in_specs=(spec, spec), out_specs=(spec, spec))
-    assert_trees_close(jax.jit(sharded)(params, tokens), alone, atol=1e-6)
+    placed = jax.device_put((params, tokens), NamedSharding(mesh, spec))
+    assert_trees_close(jax.jit(sharded)(*placed), alone, atol=1e-6)
 
 
-def test_learns_a_rule():
-    """Each token is the last but one plus one: needs attention, and nothing of it can be guessed (log 7 = 1.95 nats)."""
-    config = dataclasses.replace(
-        SMALL, vocab_size=7, hidden_size=32, num_layers=2, intermediate_size=64, head_dim=8, tie_embeddings=True
-    )
-    apply_fn, params = decoder.init(config, jax.random.key(0))
+def test_learns_a_rule(draw):
+    """Each token is the last but one plus one: it takes attention, and nothing of it can be guessed (2.6 nats)."""
+    apply_fn, params = decoder.make_apply(FRESH), draw(jax.random.key(0))
     optimizer = optax.adam(1e-2)
 
     def batch(key):
-        starts = jax.random.randint(key, (32, 2), 0, 7)
-        return (starts[:, None, :] + jnp.arange(5)[None, :, None]).reshape(32, 10) % 7
+        starts = jax.random.randint(key, (32, 1, 2), 0, 13)
+        return jnp.reshape(starts + jnp.arange(5)[:, None], (32, 10)) % 13
 
     def loss(params, tokens):
         return next_token_loss(apply_fn(params, tokens), tokens, mask=jnp.arange(10) > 1 + jnp.zeros((32, 1)))
 
     def step(carry, key):
         params, state = carry
-        updates, state = optimizer.update(jax.grad(loss)(params, batch(key)), state)
-        return (optax.apply_updates(params, updates), state), None
+        value, gradient = jax.value_and_grad(loss)(params, batch(key))
+        updates, state = optimizer.update(gradient, state)
+        return (optax.apply_updates(params, updates), state), value
 
-    keys = jax.random.split(jax.random.key(1), 150)
-    (params, _), _ = jax.jit(lambda carry: jax.lax.scan(step, carry, keys))((params, optimizer.init(params)))
-    assert float(loss(params, batch(jax.random.key(2)))) < 0.1
+    keys = jax.random.split(jax.random.key(1), 300)
+    _, losses = jax.jit(lambda carry: jax.lax.scan(step, carry, keys))((params, optimizer.init(params)))
+    assert losses[0] > 2
+    assert losses[-10:].mean() < 0.1, "fresh batches: nothing is learnt by heart"
 
 
 class TestNextTokenLoss:
@@ -401,9 +422,7 @@ class TestNextTokenLoss:
         logits = jax.random.normal(jax.random.key(0), (2, 5, 13))
         tokens = random_tokens(SMALL, (2, 5))
         mask = jnp.array([[True, True, False, True, False], [False, True, False, False, False]])
-        kept = [
-            -jax.nn.log_softmax(logits[row, at - 1])[tokens[row, at]] for row, at in ((0, 1), (0, 3), (1, 1))
-        ]
+        kept = [-jax.nn.log_softmax(logits[row, at - 1])[tokens[row, at]] for row, at in ((0, 1), (0, 3), (1, 1))]
         assert float(next_token_loss(logits, tokens, mask=mask)) == pytest.approx(float(sum(kept)) / 3, rel=1e-6)
         weights = 0.25 * mask.astype(jnp.float32)
         assert float(next_token_loss(logits, tokens, mask=weights)) == pytest.approx(float(sum(kept)) / 3, rel=1e-6)
@@ -427,7 +446,10 @@ class TestNextTokenLoss:
         ({"num_layers": -1}, "num_layers must be at least 1; got -1"),
         ({"num_kv_heads": 3}, "num_kv_heads must divide num_heads; got 3 and 4"),
         ({"num_kv_heads": 0}, "num_kv_heads must be at least 1; got 0"),
-        ({"hidden_size": 30, "head_dim": None}, "num_heads must divide hidden_size unless head_dim is given; got 4 and 30"),
+        (
+            {"hidden_size": 30, "head_dim": None},
+            "num_heads must divide hidden_size unless head_dim is given; got 4 and 30",
+        ),
         ({"head_dim": 5}, "head_dim must be even.*got 5"),
         ({"sliding_window": 0}, "sliding_window must be at least 1; got 0"),
         ({"sliding_window": 2, "causal": False}, "sliding_window needs causal=True"),
@@ -449,14 +471,14 @@ def test_heads_default_to_equal_parts():
 
 class TestBadInput:
     def test_params_of_another_config(self, small):
-        apply_fn, params, tokens = small
+        apply_fn, _, tokens = small
         deeper = random_params(dataclasses.replace(SMALL, num_layers=4))
         with pytest.raises(ValueError, match=r"input_layernorm/weight must have shape \(3, 12\); got \(4, 12\)"):
             apply_fn(deeper, tokens)
         tied = random_params(dataclasses.replace(SMALL, tie_embeddings=True))
-        with pytest.raises(ValueError, match=r"lm_head/weight must have shape \(13, 12\); got no such parameter"):
+        with pytest.raises(ValueError, match=r"lm_head/weight is missing"):
             apply_fn(tied, tokens)
-        with pytest.raises(ValueError, match="q_proj/bias must have shape none"):
+        with pytest.raises(ValueError, match="k_proj/bias is not a parameter of it"):
             apply_fn(random_params(dataclasses.replace(SMALL, qkv_bias=True)), tokens)
 
     def test_block_mask_of_another_depth(self, small):
