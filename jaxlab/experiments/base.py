@@ -216,9 +216,9 @@ class Run:
             raise
         return state.carry, jax.tree.map(lambda *leaves: np.stack(leaves), *state.outputs)
 
-    def stage(self, name: str, fn: Callable[[], PyTree], *, cost: float | int = 1.0) -> PyTree:
+    def stage(self, name: str, fn: Callable[[], PyTree], *, cost: float | int = 1.0, log: Log | None = None) -> PyTree:
         """A loop of length one without a carry: ``fn()`` is computed once and restored on resume, as numpy arrays."""
-        _, outputs = self.loop(name, lambda carry, _: (carry, fn()), (), 1, cost=cost)
+        _, outputs = self.loop(name, lambda carry, _: (carry, fn()), (), 1, cost=cost, log=log)
         return jax.tree.map(lambda leaf: leaf[0], outputs)
 
     def row(self, method: str, **numbers: Any) -> None:

@@ -1,9 +1,9 @@
 r"""Three nodes that disagree: where normalisation without tracking comes to rest.
 
-:math:`f_i(x) = (x - a_i)^2 / 2` with :math:`a = (0, 0, 9)` on the complete graph, without noise. The average loss has its
-minimum at 3. Normalised local gradients are signs, and their average vanishes at the median 0, where the average gradient
-is 3; multiply ``a`` by any number and that error grows with it. Clipping at 1 rests at 0.5: the two gradients that are not
-clipped there balance the one that is.
+:math:`f_i(x) = (x - a_i)^2 / 2` with :math:`a = (0, 0, 9)` on the complete graph, without noise. The average loss has
+its minimum at 3. Normalised local gradients are signs, and their average vanishes at the median 0, where the average
+gradient is 3; multiply ``a`` by any number and that error grows with it. Clipping at 1 rests at 0.5: the two
+gradients that are not clipped there balance the one that is.
 """
 
 from collections.abc import Mapping
@@ -17,11 +17,12 @@ from jaxtyping import Array, Float
 
 from jaxlab import optim
 
-__all__ = ["STEP", "trajectories"]
+__all__ = ["EVERY", "MINIMISER", "STEP", "trajectories"]
 
 STEP = 0.003
+MINIMISER = 3.0
 _CENTRES = (0.0, 0.0, 9.0)
-_EVERY = 50
+EVERY = 50
 
 
 def trajectories(start: float, *, steps: int = 10_000) -> Mapping[str, Float[np.ndarray, " evaluations"]]:
@@ -51,8 +52,8 @@ def _run(optimizer: optax.GradientTransformation, centres: Array, start: float, 
         return (optax.apply_updates(params, updates), state), None
 
     def stretch(carry: Any, _: None):
-        carry, _ = jax.lax.scan(step, carry, length=_EVERY)
+        carry, _ = jax.lax.scan(step, carry, length=EVERY)
         return carry, carry[0].mean()
 
     params = jnp.full_like(centres, start)
-    return jax.lax.scan(stretch, (params, optimizer.init(params)), length=steps // _EVERY)[1]
+    return jax.lax.scan(stretch, (params, optimizer.init(params)), length=steps // EVERY)[1]

@@ -1,7 +1,7 @@
 """The methods that are compared, each with its hyperparameters and the grid they are tuned on.
 
-Every method gets the same number of configurations. One with a single hyperparameter, the step size, gets a finer grid of
-step sizes over the same range.
+Every method gets the same number of configurations. One with a single hyperparameter, the step size, gets a finer
+grid of step sizes over the same range.
 """
 
 import itertools

@@ -18,11 +18,26 @@ from jaxtyping import Array, Float, Int, Key
 from jaxlab.experiments.gt_nsgdm.methods import Method, configurations
 from jaxlab.optim import DenseMixer, noise, topology
 
-__all__ = ["NOISES", "Problem", "Sweep", "make_problem", "simulate", "tune"]
+__all__ = [
+    "NOISES",
+    "N_NODES",
+    "RING",
+    "Problem",
+    "Sweep",
+    "Trace",
+    "draw_noise",
+    "last_tenth",
+    "make_problem",
+    "run_tuned",
+    "simulate",
+    "tune",
+]
 
 N_NODES = 20
+RING = topology.ring(N_NODES, degree=2)  # spectral norm 0.904, the paper's ring
 _DIMENSION = 20
 _ROWS = 1000
+_EVERY = 100  # steps between evaluations
 _TUKEY_CONSTANT = 4.6851  # 95 % efficiency on normal errors, the usual choice
 
 # Noise per coordinate, as in the paper's figures.
@@ -157,23 +172,30 @@ def tune(
     problem: Problem,
     tuning_noise: Float[Array, "steps 1 n d"],
     fresh_noise: Float[Array, "steps seeds n d"],
-    *,
-    mixing_matrix: np.ndarray | None = None,
-    every: int = 100,
 ) -> Sweep:
-    """Choose hyperparameters on one stream of noise, and run the choice on others."""
-    matrix = jnp.asarray(topology.ring(N_NODES, degree=2) if mixing_matrix is None else mixing_matrix, jnp.float32)
+    """Choose hyperparameters on the ring and one stream of noise, and run the choice on others."""
     grid = configurations(method, second=_SECOND, **_GRID)
-    trace = simulate(
-        method, jnp.asarray(grid), jnp.zeros(len(grid), jnp.int32), tuning_noise, matrix, problem, every=every
-    )
+    which = jnp.zeros(len(grid), jnp.int32)
+    trace = simulate(method, jnp.asarray(grid), which, tuning_noise, jnp.asarray(RING), problem, every=_EVERY)
     errors = np.nan_to_num(last_tenth(np.asarray(trace.error)), nan=np.inf)
     best = grid[errors.argmin()]
+    return Sweep(grid, errors, best, run_tuned(method, problem, best, fresh_noise, mixing_matrix=RING))
+
+
+def run_tuned(
+    method: Method,
+    problem: Problem,
+    best: Float[np.ndarray, " 2"],
+    fresh_noise: Float[Array, "steps seeds n d"],
+    *,
+    mixing_matrix: Float[np.ndarray, "n n"],
+) -> dict[str, np.ndarray]:
+    """The fields of :class:`Trace` for one choice of hyperparameters, a run for each stream of noise."""
     seeds = fresh_noise.shape[1]
-    final = simulate(
-        method, jnp.tile(jnp.asarray(best), (seeds, 1)), jnp.arange(seeds), fresh_noise, matrix, problem, every=every
-    )
-    return Sweep(grid, errors, best, {name: np.asarray(values) for name, values in final._asdict().items()})
+    hyperparameters = jnp.tile(jnp.asarray(best), (seeds, 1))
+    matrix = jnp.asarray(mixing_matrix)
+    trace = simulate(method, hyperparameters, jnp.arange(seeds), fresh_noise, matrix, problem, every=_EVERY)
+    return {name: np.asarray(values) for name, values in trace._asdict().items()}
 
 
 def last_tenth(errors: np.ndarray) -> np.ndarray:
