@@ -301,7 +301,7 @@ class _Attention(nnx.Module):
             jnp.reshape(projection(x), (*x.shape[:2], -1, self.config.head_size))
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        if self.config.qk_norm:
+        if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         window = self.config.sliding_window
         mixed = jax.nn.dot_product_attention(

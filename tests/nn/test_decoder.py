@@ -329,14 +329,14 @@ def relative_error(tree, exact):
     return float(optax.tree.norm(error) / optax.tree.norm(exact))
 
 
-# bfloat16 keeps 8 bits; errors of 2^-8 pile up over three blocks, and backwards over them again, to a few percent.
+# bfloat16 keeps 8 bits; errors of 2^-8 pile up over three blocks, and backwards over them again, to about a percent.
 
 
 def test_bfloat16_products_of_float32_parameters(small):
     apply_fn, params, tokens = small
     logits = jax.jit(decoder.make_apply(dataclasses.replace(SMALL, dtype="bfloat16")))(params, tokens)
     assert logits.dtype == jnp.float32
-    assert 1e-4 < relative_error(logits, apply_fn(params, tokens)) < 0.05
+    assert 1e-4 < relative_error(logits, apply_fn(params, tokens)) < 0.03
 
 
 def test_bfloat16_parameters(small, gradient_of_small):
@@ -351,9 +351,9 @@ def test_bfloat16_parameters(small, gradient_of_small):
 
     (value, logits), gradient = loss(jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params))
     assert logits.dtype == value.dtype == jnp.float32
-    assert relative_error(logits, apply_fn(params, tokens)) < 0.05
+    assert relative_error(logits, apply_fn(params, tokens)) < 0.03
     assert {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {jnp.dtype("bfloat16")}
-    assert relative_error(gradient, gradient_of_small) < 0.1
+    assert relative_error(gradient, gradient_of_small) < 0.04
 
 
 @pytest.fixture(scope="module")
