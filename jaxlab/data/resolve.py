@@ -42,10 +42,11 @@ def resolve(name: str | Path, *, built_in: Mapping[str, Callable[[], T]] | None 
     if path.exists() and str(name):
         return path
     folders = _data_folders(holding)
-    if name in folders:
-        return folders[name]
-    if name in built_in:
-        return built_in[name]()
+    if isinstance(name, str):
+        if name in folders:
+            return folders[name]
+        if name in built_in:
+            return built_in[name]()
     if isinstance(name, Path) or len(path.parts) > 1 or path.suffix:
         raise FileNotFoundError(f"no such file or folder: {name}")
     known = sorted({*folders, *built_in})

@@ -100,21 +100,17 @@ class DecoderConfig:
     def __post_init__(self):
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads"):
             _check_at_least_one(name, getattr(self, name))
-        if self.num_kv_heads is None:
-            object.__setattr__(self, "num_kv_heads", self.num_heads)
-        _check_at_least_one("num_kv_heads", self.num_kv_heads)
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(f"num_kv_heads must divide num_heads; got {self.num_kv_heads} and {self.num_heads}")
-        if self.head_dim is None:
-            if self.hidden_size % self.num_heads:
-                raise ValueError(
-                    "num_heads must divide hidden_size unless head_dim is given; "
-                    f"got {self.num_heads} and {self.hidden_size}"
-                )
-            object.__setattr__(self, "head_dim", self.hidden_size // self.num_heads)
-        _check_at_least_one("head_dim", self.head_dim)
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim must be even, for rotary positions turn pairs; got {self.head_dim}")
+        _check_at_least_one("num_kv_heads", self.kv_heads)
+        if self.num_heads % self.kv_heads:
+            raise ValueError(f"num_kv_heads must divide num_heads; got {self.kv_heads} and {self.num_heads}")
+        if self.head_dim is None and self.hidden_size % self.num_heads:
+            raise ValueError(
+                "num_heads must divide hidden_size unless head_dim is given; "
+                f"got {self.num_heads} and {self.hidden_size}"
+            )
+        _check_at_least_one("head_dim", self.head_size)
+        if self.head_size % 2:
+            raise ValueError(f"head_dim must be even, for rotary positions turn pairs; got {self.head_size}")
         if self.sliding_window is not None:
             _check_at_least_one("sliding_window", self.sliding_window)
             if not self.causal:
@@ -125,6 +121,17 @@ class DecoderConfig:
         for name in ("dtype", "param_dtype"):
             if getattr(self, name) not in _DTYPES:
                 raise ValueError(f"{name} must be one of {', '.join(_DTYPES)}; got {getattr(self, name)!r}")
+
+    # The fields stay as given, so that `dataclasses.replace` of another size derives these anew.
+    @property
+    def kv_heads(self) -> int:
+        """Key and value heads of a block."""
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def head_size(self) -> int:
+        """Size of a head."""
+        return self.hidden_size // self.num_heads if self.head_dim is None else self.head_dim
 
 
 def init(config: DecoderConfig, key: PRNGKeyArray) -> tuple[Callable[..., Array], dict[str, Any]]:
@@ -247,7 +254,7 @@ class _Stack(nnx.Module):
         self.norm = _norm(config, config.hidden_size)
 
     def __call__(self, tokens, positions, block_mask):
-        angles = rotary_angles(positions, head_dim=self.config.head_dim, theta=self.config.rope_theta)
+        angles = rotary_angles(positions, head_dim=self.config.head_size, theta=self.config.rope_theta)
         graph, layers = nnx.split(self.layers)
 
         def run_block(hidden, block):
@@ -281,20 +288,20 @@ class _Attention(nnx.Module):
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         self.config = config
-        width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        width, kv_width = config.num_heads * config.head_size, config.kv_heads * config.head_size
         self.q_proj = _linear(config, config.hidden_size, width, rngs, use_bias=config.qkv_bias)
         self.k_proj = _linear(config, config.hidden_size, kv_width, rngs, use_bias=config.qkv_bias)
         self.v_proj = _linear(config, config.hidden_size, kv_width, rngs, use_bias=config.qkv_bias)
         self.o_proj = _linear(config, width, config.hidden_size, rngs)
-        self.q_norm = _norm(config, config.head_dim) if config.qk_norm else None
-        self.k_norm = _norm(config, config.head_dim) if config.qk_norm else None
+        self.q_norm = _norm(config, config.head_size) if config.qk_norm else None
+        self.k_norm = _norm(config, config.head_size) if config.qk_norm else None
 
     def __call__(self, x, angles):
         query, key, value = (
-            jnp.reshape(projection(x), (*x.shape[:2], -1, self.config.head_dim))
+            jnp.reshape(projection(x), (*x.shape[:2], -1, self.config.head_size))
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        if self.config.qk_norm:
+        if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         window = self.config.sliding_window
         mixed = jax.nn.dot_product_attention(

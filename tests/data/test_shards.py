@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -12,6 +12,7 @@ from jaxlab.data import hold_out, sample_crops, shard_tokens
 
 
 class TestHoldOut:
+    @settings(deadline=None)
     @given(st.integers(1, 7), st.integers(1, 5), st.integers(0, 40))
     def test_no_token_is_lost_or_doubled(self, block, every, extra):
         tokens = np.arange(block * every + extra)
@@ -33,6 +34,7 @@ class TestHoldOut:
 
 
 class TestShardTokens:
+    @settings(deadline=None)
     @given(st.integers(1, 9), st.integers(0, 200), st.integers(1, 8), st.sampled_from(["contiguous", "iid"]))
     def test_no_token_is_doubled_and_few_are_left(self, n, extra, chunk, mode):
         tokens = np.arange(n * chunk + extra)

@@ -2,7 +2,7 @@ import string
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxlab.data import Vocabulary, split_words
@@ -15,6 +15,7 @@ def test_splits_letters_digits_and_marks():
     assert split_words("  \n") == []
 
 
+@settings(deadline=None)
 @given(TEXT)
 def test_splitting_joined_tokens_gives_them_again(text):
     words = split_words(text)
@@ -22,11 +23,13 @@ def test_splitting_joined_tokens_gives_them_again(text):
     assert "".join(words) == "".join(text.lower().split())
 
 
+@settings(deadline=None)
 @given(TEXT)
 def test_unknown_is_never_a_token(text):
     assert "<unk>" not in split_words(text + "<unk>")
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["a", "b", "c", "dd", "."]), max_size=30), st.integers(2, 7))
 def test_encoding_and_decoding(words, size):
     vocabulary = Vocabulary.build(words, size)

@@ -10,6 +10,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxlab.nn import Decoder, DecoderConfig, decoder, next_token_loss
+from jaxlab.nn.rotary import rotary_angles
 
 SMALL = DecoderConfig(
     vocab_size=13, hidden_size=12, intermediate_size=20, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=6
@@ -149,26 +150,27 @@ def test_paths_are_those_of_a_checkpoint():
     assert {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves} == expected
 
 
-FRESH = dataclasses.replace(SMALL, qkv_bias=True, initializer_range=0.1)
+# All matrices of a block have one shape here, so that drawing them compiles once.
+FRESH = dataclasses.replace(
+    SMALL, intermediate_size=12, num_heads=2, num_kv_heads=2, qkv_bias=True, initializer_range=0.1
+)
 
 
-@pytest.fixture(scope="module")
-def draw():
-    return jax.jit(lambda key: decoder.init(FRESH, key)[1])
-
-
-def test_fresh_parameters(draw):
-    params = draw(jax.random.key(0))
+def test_fresh_parameters():
+    _, params = decoder.init(FRESH, jax.random.key(0))
     layers = params["model"]["layers"]
     assert jnp.all(params["model"]["norm"]["weight"] == 1)
     assert jnp.all(layers["input_layernorm"]["weight"] == 1)
     assert jnp.all(layers["self_attn"]["q_proj"]["bias"] == 0)
-    # 720 draws: the relative error of the deviation is 2.6 %; five of those.
-    assert float(jnp.std(layers["mlp"]["up_proj"]["weight"])) == pytest.approx(0.1, rel=0.13)
+    # 432 draws: the relative error of the deviation is 3.4 %; five of those.
+    assert float(jnp.std(layers["mlp"]["up_proj"]["weight"])) == pytest.approx(0.1, rel=0.17)
     gates = layers["mlp"]["gate_proj"]["weight"]
     assert not jnp.allclose(gates[0], gates[1]), "every block has its own draw"
-    jax.tree.map(np.testing.assert_array_equal, params, draw(jax.random.key(0)))
-    assert not jnp.allclose(draw(jax.random.key(1))["lm_head"]["weight"], params["lm_head"]["weight"])
+    assert not jnp.allclose(gates, layers["mlp"]["up_proj"]["weight"]), "and every matrix"
+    _, again = decoder.init(FRESH, jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, params, again)
+    _, other = decoder.init(FRESH, jax.random.key(1))
+    assert not jnp.allclose(other["lm_head"]["weight"], params["lm_head"]["weight"])
 
 
 def test_keys_vmap_to_stacked_parameters():
@@ -258,7 +260,7 @@ def test_scan_equals_blocks_run_one_after_another(small):
     apply_fn, params, tokens = small
     hidden = params["model"]["embed_tokens"]["weight"][tokens]
     graph = nnx.graphdef(nnx.eval_shape(lambda: Decoder(SMALL, rngs=nnx.Rngs(0))).model.layers)
-    angles = decoder.rotary_angles(jnp.arange(7)[None], head_dim=SMALL.head_dim, theta=SMALL.rope_theta)
+    angles = rotary_angles(jnp.arange(7)[None], head_dim=SMALL.head_dim, theta=SMALL.rope_theta)
     block = jax.jit(lambda state, hidden: nnx.merge(graph, state)(hidden, angles, None))
     for layer in range(SMALL.num_layers):
         hidden = block(jax.tree.map(lambda leaf, layer=layer: leaf[layer], params["model"]["layers"]), hidden)
@@ -327,14 +329,14 @@ def relative_error(tree, exact):
     return float(optax.tree.norm(error) / optax.tree.norm(exact))
 
 
-# bfloat16 keeps 8 bits; errors of 2^-8 pile up over three blocks, and backwards over them again, to a few percent.
+# bfloat16 keeps 8 bits; errors of 2^-8 pile up over three blocks, and backwards over them again, to about a percent.
 
 
 def test_bfloat16_products_of_float32_parameters(small):
     apply_fn, params, tokens = small
     logits = jax.jit(decoder.make_apply(dataclasses.replace(SMALL, dtype="bfloat16")))(params, tokens)
     assert logits.dtype == jnp.float32
-    assert 1e-4 < relative_error(logits, apply_fn(params, tokens)) < 0.05
+    assert 1e-4 < relative_error(logits, apply_fn(params, tokens)) < 0.03
 
 
 def test_bfloat16_parameters(small, gradient_of_small):
@@ -349,9 +351,9 @@ def test_bfloat16_parameters(small, gradient_of_small):
 
     (value, logits), gradient = loss(jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params))
     assert logits.dtype == value.dtype == jnp.float32
-    assert relative_error(logits, apply_fn(params, tokens)) < 0.05
+    assert relative_error(logits, apply_fn(params, tokens)) < 0.03
     assert {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {jnp.dtype("bfloat16")}
-    assert relative_error(gradient, gradient_of_small) < 0.1
+    assert relative_error(gradient, gradient_of_small) < 0.04
 
 
 @pytest.fixture(scope="module")
@@ -383,9 +385,9 @@ def test_shard_map_over_nodes_equals_separate_calls(nodes):
     assert_trees_close(jax.jit(sharded)(*placed), alone, atol=1e-6)
 
 
-def test_learns_a_rule(draw):
+def test_learns_a_rule():
     """Each token is the last but one plus one: it takes attention, and nothing of it can be guessed (2.6 nats)."""
-    apply_fn, params = decoder.make_apply(FRESH), draw(jax.random.key(0))
+    apply_fn, params = decoder.init(FRESH, jax.random.key(0))
     optimizer = optax.adam(1e-2)
 
     def batch(key):
@@ -466,7 +468,9 @@ def test_config_names_the_bad_value(change, message):
 
 def test_heads_default_to_equal_parts():
     config = DecoderConfig(vocab_size=5, hidden_size=32, intermediate_size=8, num_layers=1, num_heads=4)
-    assert (config.num_kv_heads, config.head_dim) == (4, 8)
+    assert (config.kv_heads, config.head_size) == (4, 8)
+    wider = dataclasses.replace(config, hidden_size=64, num_heads=2)
+    assert (wider.kv_heads, wider.head_size) == (2, 32)
 
 
 class TestBadInput:
