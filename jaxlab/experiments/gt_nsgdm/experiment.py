@@ -42,11 +42,11 @@ class Config:
     regression_seeds: int = 5
     """fresh noise streams that a tuned method is judged on"""
     horizons: tuple[int, ...] = (256, 1024, 4096, 16_384, 65_536)
-    """numbers of steps between which the rate is measured, multiples of 64"""
+    """numbers of steps between which the rate is measured, multiples of 256"""
     networks: tuple[int, ...] = (2, 4, 8, 16, 32)
     """numbers of nodes between which the speed-up is measured"""
     speedup_steps: int = 4096
-    """steps of the speed-up runs, a multiple of 64"""
+    """steps of the speed-up runs, a multiple of 256"""
     trials: int = 8
     """noise streams of the rate and speed-up runs"""
     lm_methods: tuple[str, ...] = _ALL_METHODS
@@ -103,8 +103,8 @@ class Config:
         for name, value, unit in (
             ("regression_steps", self.regression_steps, 100),
             ("lm_steps", self.lm_steps, self.lm_evaluations),
-            ("speedup_steps", self.speedup_steps, 64),
-            *(("horizons", horizon, 64) for horizon in self.horizons),
+            ("speedup_steps", self.speedup_steps, rates.BLOCK),
+            *(("horizons", horizon, rates.BLOCK) for horizon in self.horizons),
         ):
             if value % unit:
                 raise ValueError(f"{name} must be a multiple of {unit}, got {value}")
@@ -281,7 +281,7 @@ def _regression(
     def draws(kind: str) -> tuple[Array, Array]:
         drawn = regression.draw_noise(
             jax.random.fold_in(noise_key, list(regression.NOISES).index(kind)),
-            regression.NOISES[kind],
+            kind,
             runs=1 + config.regression_seeds,
             steps=config.regression_steps,
         )
@@ -389,8 +389,8 @@ def _language_model(
 
         def body(carry: tuple[()], index: int) -> tuple[tuple[()], Array]:
             some = padded[index * slots : (index + 1) * slots]
-            trained = task.train(METHODS[name], some, tuning_keys, graphs[config.topologies[0]])
-            return carry, task.evaluate(trained.params, split="validation").mean(1)
+            params = task.train(METHODS[name], some, graphs[config.topologies[0]], tuning_keys)
+            return carry, task.evaluate(params, split="validation").mean(1)
 
         batches = len(padded) // slots
         _, losses = run.loop(
@@ -406,7 +406,7 @@ def _language_model(
         rates_of_runs = np.tile(best, (slots, 1))
 
         def body(progress: language_model.Progress, index: int):
-            progress, _ = task.stretch(METHODS[name], rates_of_runs, graphs[graph], progress, index)
+            progress = task.stretch(METHODS[name], rates_of_runs, graphs[graph], progress, index)
             return progress, task.evaluate(progress.params, split="test")
 
         start = task.start(METHODS[name], rates_of_runs, final_keys)
@@ -493,8 +493,8 @@ def _shapes(config: Config) -> Any:
         rates_of_runs = jnp.ones((sizes.seeds, 2)) * 0.5
         matrix = jnp.asarray(topology.ring(sizes.nodes))
         progress = task.start(METHODS["gt_nsgdm"], rates_of_runs, keys)
-        progress, loss = task.stretch(METHODS["gt_nsgdm"], rates_of_runs, matrix, progress, 0)
-        return progress, loss, task.evaluate(progress.params, split="test")
+        progress = task.stretch(METHODS["gt_nsgdm"], rates_of_runs, matrix, progress, 0)
+        return progress, task.evaluate(progress.params, split="test")
 
     return jax.eval_shape(one_stretch, corpus, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), sizes.seeds)))
 
@@ -512,11 +512,11 @@ EXPERIMENT = Experiment(
             noises=("stable",),
             regression_steps=200,
             regression_seeds=2,
-            horizons=(64, 128),
+            horizons=(256, 512),
             networks=(2, 4),
-            speedup_steps=64,
+            speedup_steps=256,
             trials=2,
-            lm_methods=("nsgdm", "gt_nsgdm"),
+            lm_methods=("gt_nsgdm",),
             topologies=("ring",),
             vocabulary=64,
             hidden=16,

@@ -6,6 +6,7 @@ half of the held-out text, then trained with fresh seeds and judged on the other
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -82,7 +83,7 @@ class Corpus(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """State of a batch of runs: leaves ``[runs, n, ...]``, but counters and keys ``[runs]``."""
+    """State of a batch of runs: leaves ``[runs, n, ...]``, but counters and keys of the batches to come ``[runs]``."""
 
     params: PyTree
     state: PyTree
@@ -111,7 +112,9 @@ def load_corpus(config: LanguageModelConfig) -> Corpus:
         return some_blocks[:, : blocks.shape[1] // length * length].reshape(-1, length)
 
     shards = shard_tokens(tokens, config.nodes, mode=config.sharding)
-    return Corpus(shards, windows(blocks[::2]), windows(blocks[1::2]), float((tokens == 0).mean()))
+    halves = len(blocks) // 2
+    validation, test = windows(blocks[0 : 2 * halves : 2]), windows(blocks[1 : 2 * halves : 2])
+    return Corpus(shards, validation, test, float((tokens == 0).mean()))
 
 
 def tuning_grid(method: Method) -> Float[np.ndarray, "configurations 2"]:
@@ -121,10 +124,13 @@ def tuning_grid(method: Method) -> Float[np.ndarray, "configurations 2"]:
 
 
 class Task:
-    """The corpus on the devices, and compiled functions that train on it.
+    """The corpus on the devices, and what trains and judges models on it.
 
     A batch of runs, each with its own hyperparameters and key, is trained at once; with ``devices`` above one their
     nodes are spread over that many devices.
+
+    Raises:
+      ValueError: if there are fewer devices than the config asks for.
     """
 
     def __init__(self, config: LanguageModelConfig, corpus: Corpus) -> None:
@@ -135,117 +141,141 @@ class Task:
         if config.devices > 1:
             mesh = Mesh(np.asarray(jax.devices()[: config.devices]), ("node",))
             self._sharding = NamedSharding(mesh, PartitionSpec(None, "node"))
-        self.corpus = jax.tree.map(jnp.asarray, corpus)
+        self._corpus = jax.tree.map(jnp.asarray, corpus)
         self._apply = decoder.make_apply(config.decoder)
 
     def start(
         self, method: Method, hyperparameters: Float[np.ndarray, "runs 2"], keys: Key[Array, " runs"]
     ) -> Progress:
         """Fresh parameters, the same on every node of a run, and the optimiser's state."""
-        params, train_keys = self._fresh_params(keys)
+        # One run after the other: XLA takes many seconds to compile random bits for a batch of keys on CPU.
+        init_keys, train_keys = zip(*(jax.random.split(key) for key in keys), strict=True)
+        drawn = [optim.replicate(decoder.init(self.config.decoder, key)[1], self.config.nodes) for key in init_keys]
+        params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *drawn)
 
         def init_state(rates: Float[Array, " 2"], params: PyTree) -> PyTree:
             return method.make(rates[0], rates[1], optim.MeanMixer(self.config.nodes)).init(params)
 
         state = jax.vmap(init_state)(jnp.asarray(hyperparameters, jnp.float32), params)
-        return Progress(*jax.tree.map(self._spread, (params, state)), train_keys)
+        return Progress(*jax.tree.map(self._spread, (params, state)), jnp.stack(train_keys))
 
-    @functools.partial(jax.jit, static_argnames=("self", "method", "steps"))
-    def advance(
+    def stretch(
         self,
         method: Method,
-        hyperparameters: Float[Array, "runs 2"],
-        mixing_matrix: Float[Array, "n n"],
+        hyperparameters: Float[np.ndarray, "runs 2"],
+        mixing_matrix: Float[np.ndarray, "n n"],
         progress: Progress,
-        first_step: Int[Array, ""] | int,
-        *,
-        steps: int,
-    ) -> tuple[Progress, Float[Array, " runs"]]:
-        """Train for some steps; the mean training loss over them comes along."""
-
-        def one_run(rates: Float[Array, " 2"], progress: Progress):
-            optimizer = method.make(rates[0], rates[1], DenseMixer(mixing_matrix))
-
-            def step(carry: Any, index: Int[Array, ""]):
-                params, state = carry
-                losses, grads = self._losses_and_grads(params, jax.random.fold_in(progress.keys, index))
-                updates, state = optimizer.update(grads, state, params)
-                return (optax.apply_updates(params, updates), state), losses.mean()
-
-            carry, losses = jax.lax.scan(step, (progress.params, progress.state), first_step + jnp.arange(steps))
-            return Progress(*carry, progress.keys), losses.mean()
-
-        return jax.vmap(one_run)(hyperparameters, progress)
-
-    @functools.partial(jax.jit, static_argnames=("self", "split"))
-    def evaluate(self, params: PyTree, *, split: Literal["validation", "test"]) -> Float[Array, "runs n"]:
-        """Mean loss in nats per token of every node's model on held-out text."""
-        windows = getattr(self.corpus, split)
-
-        def one_node(p: PyTree) -> Float[Array, ""]:
-            losses = jax.lax.map(
-                lambda window: decoder.next_token_loss(self._apply(p, window[None]), window[None]),
-                windows,
-                batch_size=_EVALUATION_BATCH,
-            )
-            return losses.mean()
-
-        return jax.lax.map(jax.vmap(one_node), params)
+        index: int,
+    ) -> Progress:
+        """Train from evaluation ``index`` to the next."""
+        steps = self.config.steps // self.config.evaluations
+        batches = [self._batches(jax.random.fold_in(key, index), steps) for key in progress.keys]
+        params, state = _advance(
+            self._apply,
+            method,
+            jnp.asarray(hyperparameters, jnp.float32),
+            jnp.asarray(mixing_matrix, jnp.float32),
+            progress.params,
+            progress.state,
+            self._spread(jnp.stack(batches)),
+        )
+        return Progress(params, state, progress.keys)
 
     def train(
         self,
         method: Method,
         hyperparameters: Float[np.ndarray, "runs 2"],
+        mixing_matrix: Float[np.ndarray, "n n"],
         keys: Key[Array, " runs"],
-        matrix: np.ndarray,
-    ) -> Progress:
-        """All steps of a batch of runs."""
+    ) -> PyTree:
+        """All steps of a batch of runs; the parameters at the end."""
         progress = self.start(method, hyperparameters, keys)
         for index in range(self.config.evaluations):
-            progress, _ = self.stretch(method, hyperparameters, matrix, progress, index)
-        return progress
+            progress = self.stretch(method, hyperparameters, mixing_matrix, progress, index)
+        return progress.params
 
-    def stretch(
-        self, method: Method, hyperparameters: np.ndarray, matrix: np.ndarray, progress: Progress, index: int
-    ) -> tuple[Progress, Float[Array, " runs"]]:
-        """The steps between evaluation ``index`` and the next."""
-        steps = self.config.steps // self.config.evaluations
-        return self.advance(
-            method,
-            jnp.asarray(hyperparameters, jnp.float32),
-            jnp.asarray(matrix, jnp.float32),
-            progress,
-            index * steps,
-            steps=steps,
-        )
+    def evaluate(self, params: PyTree, *, split: Literal["validation", "test"]) -> Float[Array, "runs n"]:
+        """Mean loss in nats per token of every node's model on held-out text."""
+        return _evaluate(self._apply, params, getattr(self._corpus, split))
 
-    @functools.partial(jax.jit, static_argnames=("self", "draws"))
-    def gradient_deviations(self, params: PyTree, key: Key[Array, ""], *, draws: int) -> Float[Array, " draws_n"]:
-        r"""Norms :math:`\lVert g - \bar g \rVert` of minibatch gradients around their node's mean gradient."""
+    def gradient_deviations(self, params: PyTree, key: Key[Array, ""], *, draws: int) -> Float[Array, " samples"]:
+        r"""Norms :math:`\lVert g - \bar g \rVert` of minibatch gradients around their node's mean gradient.
 
-        def grads(k: Key[Array, ""]) -> PyTree:
-            return self._losses_and_grads(params, k)[1]
+        Args:
+          params: of one run, leaves ``[n, ...]``.
+          key: random key.
+          draws: minibatches a node; ``samples`` is ``n * draws``.
+        """
+        return _deviations(self._apply, params, self._batches(key, draws))
 
-        samples = jax.lax.map(grads, jax.random.split(key, draws))
-        centred = jax.tree.map(lambda g: (g - g.mean(0)).reshape(-1, *g.shape[2:]), samples)
-        return optim.per_node_norm(centred)
-
-    @functools.partial(jax.jit, static_argnames="self")
-    def _fresh_params(self, keys: Key[Array, " runs"]) -> tuple[PyTree, Key[Array, " runs"]]:
-        def one_run(key: Key[Array, ""]) -> tuple[PyTree, Key[Array, ""]]:
-            init_key, train_key = jax.random.split(key)
-            return optim.replicate(decoder.init(self.config.decoder, init_key)[1], self.config.nodes), train_key
-
-        return jax.vmap(one_run)(keys)
-
-    def _losses_and_grads(self, params: PyTree, key: Key[Array, ""]) -> tuple[Float[Array, " n"], PyTree]:
-        batch = sample_crops(key, self.corpus.shards, self.config.batch, self.config.context)
-
-        def loss(p: PyTree, tokens: Int[Array, "b t"]) -> Float[Array, ""]:
-            return decoder.next_token_loss(self._apply(p, tokens), tokens)
-
-        return jax.vmap(jax.value_and_grad(loss))(params, batch)
+    def _batches(self, key: Key[Array, ""], steps: int) -> Int[Array, "n steps b t"]:
+        sizes = self.config
+        return _draw_batches(key, self._corpus.shards, steps=steps, batch=sizes.batch, context=sizes.context)
 
     def _spread(self, leaf: Array) -> Array:
         has_nodes = leaf.ndim > 1 and leaf.shape[1] == self.config.nodes
         return jax.device_put(leaf, self._sharding) if self._sharding is not None and has_nodes else leaf
+
+
+@functools.partial(jax.jit, static_argnames=("steps", "batch", "context"))
+def _draw_batches(
+    key: Key[Array, ""], shards: Int[Array, "n tokens"], *, steps: int, batch: int, context: int
+) -> Int[Array, "n steps batch window"]:
+    crops = sample_crops(key, shards, steps * batch, context)
+    return crops.reshape(len(shards), steps, batch, context + 1)
+
+
+@functools.partial(jax.jit, static_argnames=("apply_fn", "method"))
+def _advance(
+    apply_fn: Callable[..., Array],
+    method: Method,
+    hyperparameters: Float[Array, "runs 2"],
+    mixing_matrix: Float[Array, "n n"],
+    params: PyTree,
+    state: PyTree,
+    batches: Int[Array, "runs n steps b t"],
+) -> tuple[PyTree, PyTree]:
+    def one_run(rates: Float[Array, " 2"], params: PyTree, state: PyTree, batches: Int[Array, "n steps b t"]):
+        optimizer = method.make(rates[0], rates[1], DenseMixer(mixing_matrix))
+
+        def step(carry: Any, batch: Int[Array, "n b t"]):
+            params, state = carry
+            updates, state = optimizer.update(_gradients(apply_fn, params, batch), state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        return jax.lax.scan(step, (params, state), batches.swapaxes(0, 1))[0]
+
+    return jax.vmap(one_run)(hyperparameters, params, state, batches)
+
+
+@functools.partial(jax.jit, static_argnames="apply_fn")
+def _evaluate(
+    apply_fn: Callable[..., Array], params: PyTree, windows: Int[Array, "windows length"]
+) -> Float[Array, "runs n"]:
+    def loss(one_model: PyTree) -> Float[Array, ""]:
+        # A few windows at a time, for the logits of all of them would not fit for real vocabularies.
+        per_window = jax.lax.map(
+            lambda window: decoder.next_token_loss(apply_fn(one_model, window[None]), window[None]),
+            windows,
+            batch_size=_EVALUATION_BATCH,
+        )
+        return per_window.mean()
+
+    return jax.lax.map(jax.vmap(loss), params)
+
+
+@functools.partial(jax.jit, static_argnames="apply_fn")
+def _deviations(
+    apply_fn: Callable[..., Array], params: PyTree, batches: Int[Array, "n draws b t"]
+) -> Float[Array, " samples"]:
+    samples = jax.lax.map(lambda batch: _gradients(apply_fn, params, batch), batches.swapaxes(0, 1))
+    return optim.per_node_norm(jax.tree.map(lambda g: (g - g.mean(0)).reshape(-1, *g.shape[2:]), samples))
+
+
+def _gradients(apply_fn: Callable[..., Array], params: PyTree, batch: Int[Array, "n b t"]) -> PyTree:
+    """Gradient of every node's loss at its own parameters on its own batch."""
+
+    def loss(one_model: PyTree, tokens: Int[Array, "b t"]) -> Float[Array, ""]:
+        return decoder.next_token_loss(apply_fn(one_model, tokens), tokens)
+
+    return jax.vmap(jax.grad(loss))(params, batch)

@@ -14,13 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
 from jaxlab.optim import DenseMixer, gt_nsgdm, gt_nsgdm_hyperparameters, noise, topology
 
-__all__ = ["TAIL_INDEX", "THEORY_SLOPES", "log_slope", "norm_by_horizon", "norm_by_nodes"]
+__all__ = ["BLOCK", "TAIL_INDEX", "THEORY_SLOPES", "log_slope", "norm_by_horizon", "norm_by_nodes"]
 
 TAIL_INDEX = 1.5
+BLOCK = 256  # horizons are multiples of it
 
 # Exponents of the horizon in the paper's bound: -(p - 1) / (3p - 2) with p known, -(p - 1) / (2p) without.
 THEORY_SLOPES = {
@@ -29,7 +30,6 @@ THEORY_SLOPES = {
 }
 
 _DIMENSION = 10
-_BLOCK = 64  # steps whose noise is drawn at once
 _STEP_FACTOR = 2.0  # times the step size of gt_nsgdm_hyperparameters, for every horizon and number of nodes
 
 
@@ -65,48 +65,51 @@ def log_slope(x: Sequence[int], y: Float[np.ndarray, " m"]) -> float:
 def _norms(
     key: Key[Array, ""], centres: Array, matrix: Array, steps: int, *, knows_tail: bool, trials: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    if steps % _BLOCK:
-        raise ValueError(f"a horizon must be a multiple of {_BLOCK} steps, got {steps}")
-    rate, beta = gt_nsgdm_hyperparameters(steps, tail_index=TAIL_INDEX if knows_tail else None)
-    norms = _simulate(jax.random.split(key, trials), centres, matrix, steps // _BLOCK, _STEP_FACTOR * rate, beta)
-    return np.asarray(norms[0]), np.asarray(norms[1])
+    """Gradient norm of every trial, averaged over all steps and over the last tenth."""
+    hyperparameters = gt_nsgdm_hyperparameters(steps, tail_index=TAIL_INDEX if knows_tail else None)
+    rate, beta = _STEP_FACTOR * hyperparameters.learning_rate, hyperparameters.beta
+    optimizer = gt_nsgdm(rate, DenseMixer(matrix), beta)
+    start = jnp.zeros((trials, *centres.shape))
+    network = (start, jax.vmap(optimizer.init)(start))
+    norms = []
+    # Blocks of one size, so that one compiled program serves every horizon. The noise is drawn outside of it: random
+    # bits inside a loop take XLA many seconds to compile on CPU.
+    for block in range(steps // BLOCK):
+        draws = _draw(jax.random.fold_in(key, block), (BLOCK, *start.shape))
+        network, norm = _simulate(network, draws, centres, matrix, rate, beta)
+        norms.append(norm)
+    by_block = np.stack(norms)
+    return by_block.mean(0), by_block[-max(1, len(by_block) // 10) :].mean(0)
+
+
+@functools.partial(jax.jit, static_argnames="shape")
+def _draw(key: Key[Array, ""], shape: tuple[int, ...]) -> Float[Array, "steps trials n d"]:
+    return noise.alpha_stable(key, shape, alpha=TAIL_INDEX, beta=0.5)
 
 
 @jax.jit
 def _simulate(
-    keys: Key[Array, " trials"],
+    network: Any,
+    draws: Float[Array, "steps trials n d"],
     centres: Float[Array, "n d"],
     matrix: Float[Array, "n n"],
-    blocks: Int[Array, ""] | int,
     learning_rate: Float[Array, ""] | float,
     beta: Float[Array, ""] | float,
-) -> tuple[Float[Array, " trials"], Float[Array, " trials"]]:
-    """Gradient norm averaged over all blocks and over the last tenth of them.
-
-    The number of blocks is an argument, not a shape: one compiled program serves every horizon.
-    """
+) -> tuple[Any, Float[Array, " trials"]]:
+    """One block of steps of every trial; the network at its end and the gradient norm averaged over it."""
     optimizer = gt_nsgdm(learning_rate, DenseMixer(matrix), beta)
-    draw = functools.partial(noise.alpha_stable, alpha=TAIL_INDEX, beta=0.5)
 
     def slope_of_root(offset: Array) -> Array:
         return offset / jnp.sqrt(1.0 + offset**2)
 
-    def step(carry: Any, gradient_noise: Float[Array, "n d"]):
-        params, state = carry
+    def one_trial(params: Float[Array, "n d"], state: Any, gradient_noise: Float[Array, "n d"]):
         average_gradient = slope_of_root(params[:, None] - centres).mean(1)
         updates, state = optimizer.update(slope_of_root(params - centres) + gradient_noise, state, params)
-        return (optax.apply_updates(params, updates), state), jnp.linalg.norm(average_gradient, axis=1).mean()
+        return optax.apply_updates(params, updates), state, jnp.linalg.norm(average_gradient, axis=1).mean()
 
-    def one_trial(key: Key[Array, ""]) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        def block(index: Int[Array, ""], carry: Any):
-            network, total, tail = carry
-            network, norms = jax.lax.scan(step, network, draw(jax.random.fold_in(key, index), (_BLOCK, *centres.shape)))
-            return network, total + norms.mean(), tail + jnp.where(index >= first_of_tail, norms.mean(), 0.0)
+    def step(network: Any, gradient_noise: Float[Array, "trials n d"]):
+        params, state, norm = jax.vmap(one_trial)(*network, gradient_noise)
+        return (params, state), norm
 
-        first_of_tail = blocks - jnp.maximum(1, blocks // 10)
-        start = jnp.zeros_like(centres)
-        network = (start, optimizer.init(start))
-        _, total, tail = jax.lax.fori_loop(0, blocks, block, (network, jnp.zeros(()), jnp.zeros(())))
-        return total / blocks, tail / (blocks - first_of_tail)
-
-    return jax.vmap(one_trial)(keys)
+    network, norms = jax.lax.scan(step, network, draws)
+    return network, norms.mean(0)

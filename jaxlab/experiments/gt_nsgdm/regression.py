@@ -123,13 +123,13 @@ def make_problem(key: Key[Array, ""]) -> Problem:
     return Problem(per_node, per_node @ target, target)
 
 
-def draw_noise(key: Key[Array, ""], sampler: noise.Sampler, *, runs: int, steps: int) -> Float[Array, "steps runs n d"]:
-    """The gradient noise of every run, one step after the other so that the draws stay small."""
-    keys = jax.random.split(key, steps)
-    return jax.lax.map(lambda k: sampler(k, (runs, N_NODES, _DIMENSION)), keys, batch_size=100)
+@functools.partial(jax.jit, static_argnames=("kind", "runs", "steps"))
+def draw_noise(key: Key[Array, ""], kind: str, *, runs: int, steps: int) -> Float[Array, "steps runs n d"]:
+    """The gradient noise of every run, of a kind of :data:`NOISES`."""
+    return NOISES[kind](key, (steps, runs, N_NODES, _DIMENSION))
 
 
-@functools.partial(jax.jit, static_argnames=("method", "every"))
+@functools.partial(jax.jit, static_argnames="method")
 def simulate(
     method: Method,
     hyperparameters: Float[Array, "runs 2"],
@@ -137,10 +137,8 @@ def simulate(
     gradient_noise: Float[Array, "steps draws n d"],
     mixing_matrix: Float[Array, "n n"],
     problem: Problem,
-    *,
-    every: int,
 ) -> Trace:
-    """Run a method for every row of hyperparameters from zero, and look at it every ``every`` steps."""
+    """Run a method for every row of hyperparameters from zero, and look at it every 100 steps."""
     mixer = DenseMixer(mixing_matrix)
 
     def one_run(rates: Float[Array, " 2"], draw: Int[Array, ""]) -> Trace:
@@ -155,13 +153,13 @@ def simulate(
             spread = jnp.linalg.norm(moved - moved.mean(0)) / rates[0]
             return (moved, state), (motion, spread)
 
-        def stretch(carry: Any, noise_of_stretch: Float[Array, "every draws n d"]):
+        def stretch(carry: Any, noise_of_stretch: Float[Array, "steps draws n d"]):
             carry, (motion, spread) = jax.lax.scan(step, carry, noise_of_stretch)
             error = jnp.linalg.norm(carry[0] - problem.target, axis=1).mean()
             return carry, Trace(error, motion.max(), spread.max())
 
         start = jnp.zeros((N_NODES, _DIMENSION))
-        stretches = gradient_noise.reshape(-1, every, *gradient_noise.shape[1:])
+        stretches = gradient_noise.reshape(-1, _EVERY, *gradient_noise.shape[1:])
         return jax.lax.scan(stretch, (start, optimizer.init(start)), stretches)[1]
 
     return jax.vmap(one_run)(hyperparameters, which_noise)
@@ -176,7 +174,7 @@ def tune(
     """Choose hyperparameters on the ring and one stream of noise, and run the choice on others."""
     grid = configurations(method, second=_SECOND, **_GRID)
     which = jnp.zeros(len(grid), jnp.int32)
-    trace = simulate(method, jnp.asarray(grid), which, tuning_noise, jnp.asarray(RING), problem, every=_EVERY)
+    trace = simulate(method, jnp.asarray(grid), which, tuning_noise, jnp.asarray(RING), problem)
     errors = np.nan_to_num(last_tenth(np.asarray(trace.error)), nan=np.inf)
     best = grid[errors.argmin()]
     return Sweep(grid, errors, best, run_tuned(method, problem, best, fresh_noise, mixing_matrix=RING))
@@ -194,7 +192,7 @@ def run_tuned(
     seeds = fresh_noise.shape[1]
     hyperparameters = jnp.tile(jnp.asarray(best), (seeds, 1))
     matrix = jnp.asarray(mixing_matrix)
-    trace = simulate(method, hyperparameters, jnp.arange(seeds), fresh_noise, matrix, problem, every=_EVERY)
+    trace = simulate(method, hyperparameters, jnp.arange(seeds), fresh_noise, matrix, problem)
     return {name: np.asarray(values) for name, values in trace._asdict().items()}
 
 
