@@ -419,13 +419,17 @@ def _exchange_rounds(matrix: np.ndarray, devices: int) -> tuple[list[list[tuple[
 
 
 def _in_buckets(mix_leaf: Callable[[npt.ArrayLike], Array], tree: PyTree) -> PyTree:
-    """Apply ``mix_leaf`` to large leaves one by one and to small leaves of one dtype in a single buffer."""
+    """Apply ``mix_leaf`` to large leaves one by one and to small leaves of one dtype in a single buffer.
+
+    Leaves that vary over different mesh axes are kept apart: one that a node's devices share would else come out of a
+    buffer with leaves split over them as if it were split, too.
+    """
     leaves, structure = jax.tree.flatten(tree)
     mixed: list[Array | None] = [None] * len(leaves)
-    small: dict[Any, list[int]] = {}
+    small: dict[tuple[Any, Any], list[int]] = {}
     for index, leaf in enumerate(leaves):
         if leaf.size // leaf.shape[0] < _BUCKET_LIMIT:
-            small.setdefault(leaf.dtype, []).append(index)
+            small.setdefault((leaf.dtype, jax.typeof(leaf).manual_axis_type), []).append(index)
         else:
             mixed[index] = mix_leaf(leaf)
     for indices in small.values():

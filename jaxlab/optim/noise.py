@@ -83,7 +83,8 @@ def add_gradient_noise(key: Key[Array, ""], sampler: Sampler, mixer: Mixer) -> o
 
     def init(params: optax.Params) -> GradientNoiseState:
         del params
-        return GradientNoiseState(key, jnp.zeros([], jnp.int32))
+        # A copy, so that a step which donates the state leaves the caller's key alone.
+        return GradientNoiseState(jnp.copy(key), jnp.zeros([], jnp.int32))
 
     def update(updates, state, params=None):
         del params

@@ -115,6 +115,8 @@ def put_on_mesh(tree: PyTree, mesh: Mesh, mixer: Mixer) -> PyTree:
     specs = node_partition_specs(tree, mixer)
 
     def place(leaf: Any, spec: PartitionSpec) -> Array:
+        if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(place(jax.random.key_data(leaf), spec), impl=jax.random.key_impl(leaf))
         # A callback, not device_put: each host holds the whole value and gives its own devices their part.
         return jax.make_array_from_callback(
             jnp.shape(leaf), NamedSharding(mesh, spec), lambda index: np.asarray(leaf)[index]
