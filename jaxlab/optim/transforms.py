@@ -170,7 +170,7 @@ def per_node_norm(
         be counted once.
     """
     leaves = jax.tree.leaves(tree)
-    if not leaves:  # what optax.multi_transform hands to a transformation whose label no leaf has
+    if _n_local(tree) == 0:  # what optax.multi_transform hands to a transformation whose label no leaf has
         return jnp.zeros(0)
     replicated = [False] * len(leaves)
     if replicated_mask is not None:
@@ -302,13 +302,18 @@ def vmap_nodes(inner: optax.GradientTransformation) -> optax.GradientTransformat
     """
     inner = optax.with_extra_args_support(inner)
 
+    def init(params):
+        # A tree without leaves has no node axis to take the size from; its state gets one row.
+        return jax.vmap(inner.init, axis_size=_n_local(params) or 1)(params)
+
     def update(updates, state, params=None, **extra_args):
         def one_node(u, s, p):
             return inner.update(u, s, p, **extra_args)
 
-        return jax.vmap(one_node, in_axes=(0, 0, None if params is None else 0))(updates, state, params)
+        in_axes = (0, 0, None if params is None else 0)
+        return jax.vmap(one_node, in_axes, axis_size=_n_local(updates) or 1)(updates, state, params)
 
-    return optax.GradientTransformationExtraArgs(jax.vmap(inner.init), update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def widened(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -347,8 +352,17 @@ def _widen(tree: PyTree) -> PyTree:
 
 
 def _n_local(tree: PyTree) -> int:
-    leaves = jax.tree.leaves(tree)
-    return leaves[0].shape[0] if leaves and leaves[0].ndim else 0
+    """Rows of the node axis that all leaves share; 0 without leaves."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    sizes = [jnp.shape(leaf)[:1] for _, leaf in leaves]
+    for (key_path, leaf), size in zip(leaves, sizes, strict=True):
+        if not size or size != sizes[0]:
+            name = jax.tree_util.keystr(key_path) or "the tree"
+            raise ValueError(
+                f"every leaf needs the same leading axis of nodes; {name} has shape {jnp.shape(leaf)}, "
+                f"the first leaf {jnp.shape(leaves[0][1])}"
+            )
+    return sizes[0][0] if sizes else 0
 
 
 def _reduce_node(reduction: Any, leaf: Array) -> Array:
