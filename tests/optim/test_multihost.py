@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -97,7 +98,8 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
 def test_when_one_dies_the_other_ends_with_an_error_and_the_checkpoint_continues(tmp_path: Path, victim: int) -> None:
     with two_processes(tmp_path, steps=100_000) as processes:
         deadline = time.monotonic() + PATIENCE
-        while not list((tmp_path / "checkpoints").glob("[3-9]")):
+        # A checkpoint that is still being written has a longer name.
+        while not any(int(path.name) >= 3 for path in (tmp_path / "checkpoints").glob("*") if path.name.isdigit()):
             assert time.monotonic() < deadline, "no third checkpoint"
             for number, process in enumerate(processes):
                 assert process.poll() is None, log_of(tmp_path, number)
@@ -105,7 +107,8 @@ def test_when_one_dies_the_other_ends_with_an_error_and_the_checkpoint_continues
         os.kill(processes[victim].pid, signal.SIGKILL)
         status = processes[1 - victim].wait(PATIENCE)  # raises if it hangs
     assert status != 0
-    assert "rror" in log_of(tmp_path, 1 - victim)
+    # Which of them comes first depends on where the survivor waited: in an exchange, at a barrier, for the coordinator.
+    assert re.search("JaxRuntimeError|coordination service|Connection closed by peer", log_of(tmp_path, 1 - victim))
     step, carry = last_checkpoint(tmp_path)
     assert step >= 3
     assert_same(carry, stacked(worker.problem(None)[2], 0, step))
