@@ -5,7 +5,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -16,7 +15,6 @@ from jaxlab.optim import (
     make_train_step,
     node_mean,
     node_partition_specs,
-    noise,
     put_on_mesh,
     replicate,
     shard_train_step,
@@ -44,13 +42,6 @@ def problem(n: int = N):
     return params, batch
 
 
-def optimiser(mixer):
-    return optax.chain(
-        noise.add_gradient_noise(jax.random.key(9), jax.random.normal, mixer),
-        gt_nsgdm(0.05, mixer, skip_nonfinite=True),
-    )
-
-
 def three_steps(step, params, state, batch):
     losses = []
     for t in range(3):
@@ -62,7 +53,7 @@ def three_steps(step, params, state, batch):
 @pytest.fixture(scope="module")
 def stacked_result():
     params, batch = problem()
-    optimizer = optimiser(STACKED)
+    optimizer = gt_nsgdm(0.05, STACKED, skip_nonfinite=True)
     step = jax.jit(make_train_step(loss_fn, optimizer, STACKED))
     return three_steps(step, params, optimizer.init(params), batch)
 
@@ -76,24 +67,18 @@ def mesh_of(devices: int, kind: AxisType, model: int = 1):
     ("devices", "kind", "model"),
     [
         (8, AxisType.Auto, 1),
-        (2, AxisType.Auto, 1),
         (4, AxisType.Explicit, 1),  # what jax.make_mesh gives unless told otherwise
         (4, AxisType.Auto, 2),
-        (2, AxisType.Explicit, 2),
     ],
 )
 def test_steps_over_a_mesh_equal_stacked_steps(devices: int, kind: AxisType, model: int, stacked_result) -> None:
     params, batch = problem()
-    optimizer, mesh = optimiser(SHARDED), mesh_of(devices, kind, model)
+    optimizer, mesh = gt_nsgdm(0.05, SHARDED, skip_nonfinite=True), mesh_of(devices, kind, model)
     state = optimizer.init(params)
     step = make_train_step(loss_fn, optimizer, SHARDED)
     step = jax.jit(shard_train_step(step, mesh, SHARDED, params=params, state=state, batch=batch))
     got = three_steps(step, *put_on_mesh((params, state, batch), mesh, SHARDED))
-    expected = stacked_result
-    for x, y in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
-        if jnp.issubdtype(y.dtype, jax.dtypes.prng_key):
-            x, y = jax.random.key_data(x), jax.random.key_data(y)
-        np.testing.assert_allclose(x, y, rtol=1e-5, atol=2e-6)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-6), got, stacked_result)
     assert got[0]["w"].sharding.spec[0] == "node"
 
 
