@@ -108,8 +108,8 @@ def gt_nsgdm(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Normalised SGD with momentum and gradient tracking (GT-NSGDm), the method of the module's docstring.
 
-    The average of the nodes moves by at most ``learning_rate`` a step whatever the gradients, and the stacked
-    parameters stay within :math:`\rho \alpha \sqrt n / (1 - \rho)` of their average.
+    Without weight decay the average of the nodes moves by at most ``learning_rate`` a step whatever the gradients, and
+    parameters that start equal stay within :math:`\rho \alpha \sqrt n / (1 - \rho)` of their average.
 
     Args:
       learning_rate: :math:`\alpha > 0`, the length of a step, or a schedule. In the paper's language models 0.03 to
@@ -154,9 +154,8 @@ def gt_nsgdm_hyperparameters(
         \alpha = \sqrt{\Delta_0 (1 - \rho) (1 - \beta) / (L T)}
 
     :math:`\alpha` minimises :math:`\Delta_0 / (\alpha T) + \alpha L / ((1 - \rho)(1 - \beta))`, the terms of the
-    bound that
-    depend on it, and so has the order of the theorem: :math:`T^{-(2p-1)/(3p-2)}`, or :math:`T^{-3/4}` without ``p``.
-      The average gradient norm then falls like :math:`T^{-(p-1)/(3p-2)}`, or :math:`T^{-(p-1)/(2p)}` without ``p``.
+    bound that depend on it, and so has the order of the theorem: :math:`T^{-(2p-1)/(3p-2)}`, or :math:`T^{-3/4}`
+    without ``p``. The average gradient norm then falls like :math:`T^{-(p-1)/(3p-2)}`, or :math:`T^{-(p-1)/(2p)}` without ``p``.
 
     Args:
       steps: T, at least 1.

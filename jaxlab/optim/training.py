@@ -130,6 +130,9 @@ def shard_train_step(
 ) -> TrainStep:
     """Run a train step over a mesh whose axis ``mixer.axis_name`` carries the nodes.
 
+    Call it with arguments placed by :func:`put_on_mesh`: several hosts, and meshes with explicit axes (the default of
+    ``jax.make_mesh``), take no others.
+
     Args:
       step: what :func:`make_train_step` gives for the same mixer.
       mesh: its axis ``mixer.axis_name`` must divide the number of nodes; other axes stay with the compiler.
