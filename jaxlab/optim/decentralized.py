@@ -155,7 +155,8 @@ def gt_nsgdm_hyperparameters(
 
     :math:`\alpha` minimises :math:`\Delta_0 / (\alpha T) + \alpha L / ((1 - \rho)(1 - \beta))`, the terms of the
     bound that depend on it, and so has the order of the theorem: :math:`T^{-(2p-1)/(3p-2)}`, or :math:`T^{-3/4}`
-    without ``p``. The average gradient norm then falls like :math:`T^{-(p-1)/(3p-2)}`, or :math:`T^{-(p-1)/(2p)}` without ``p``.
+    without ``p``. The average gradient norm then falls like :math:`T^{-(p-1)/(3p-2)}`, or :math:`T^{-(p-1)/(2p)}`
+    without ``p``.
 
     Args:
       steps: T, at least 1.
