@@ -71,6 +71,18 @@ def test_tracking_follows_its_recursion() -> None:
     assert int(state.count) == STEPS
 
 
+@pytest.mark.parametrize("make", [track_gradients, functools.partial(momentum_tracking, 0.0)])
+def test_tracking_walks_through_a_time_varying_graph(make) -> None:
+    sequence = np.stack([W, topology.complete(N), topology.ring(N)])
+    with jax.enable_x64(True):
+        grads = gradients(5)
+        updates, _ = run(make(make_mixer(sequence)), grads)
+    y = previous = 0.0
+    for t, (g, update) in enumerate(zip(flat(grads), flat(updates), strict=True)):
+        y, previous = sequence[t % 3] @ (y + g - previous), g
+        np.testing.assert_allclose(update, y, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("beta", [0.0, 0.8])
 def test_fused_momentum_tracking_is_ema_then_tracking(beta: float) -> None:
     with jax.enable_x64(True):
