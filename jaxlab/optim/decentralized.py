@@ -17,7 +17,8 @@ whose zeros are not the stationary points of ``f``. Tracking makes every node di
 averages the noise out before the nonlinearity.
 
 Every function returns an ``optax.GradientTransformationExtraArgs`` over trees with a leading node axis, to be used with
-``params`` in ``update``. All take schedules for ``learning_rate``, chain, mask, scan and checkpoint as optax
+``params`` in ``update``. All take schedules for ``learning_rate`` (but :func:`dsgd_clip` and :func:`sclip_ef_network`,
+whose papers fix the schedule), chain, mask, scan and checkpoint as optax
 transformations do, and combine the same way (adapt then combine). Communication: the methods with tracking exchange
 two trees the size of the parameters per step, the others one. Memory beside parameters and gradients: GT-NSGDm keeps
 two copies (``V``, ``Y``).
@@ -58,7 +59,7 @@ from jaxtyping import Array, Int, PyTree
 
 from jaxlab.optim import transforms
 from jaxlab.optim.mixing import Mixer
-from jaxlab.optim.transforms import Scalar, ScalarOrSchedule, check_positive, widened, zeros_for
+from jaxlab.optim.transforms import Scalar, ScalarOrSchedule, check_decay, check_positive, widened, zeros_for
 
 __all__ = [
     "GTNSGDmHyperparameters",
@@ -107,8 +108,8 @@ def gt_nsgdm(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Normalised SGD with momentum and gradient tracking (GT-NSGDm), the method of the module's docstring.
 
-    The average of the nodes moves by at most ``learning_rate`` a step whatever the gradients, and the stacked
-    parameters stay within :math:`\rho \alpha \sqrt n / (1 - \rho)` of their average.
+    Without weight decay the average of the nodes moves by at most ``learning_rate`` a step whatever the gradients, and
+    parameters that start equal stay within :math:`\rho \alpha \sqrt n / (1 - \rho)` of their average.
 
     Args:
       learning_rate: :math:`\alpha > 0`, the length of a step, or a schedule. In the paper's language models 0.03 to
@@ -126,11 +127,11 @@ def gt_nsgdm(
       ValueError: for a learning rate or ``eps`` that is not positive, ``beta`` outside [0, 1), negative weight decay.
     """
     _check_step(learning_rate, beta)
-    if not isinstance(weight_decay, jax.core.Tracer) and weight_decay < 0:
+    if not isinstance(weight_decay, jax.core.Tracer) and not weight_decay >= 0:
         raise ValueError(f"weight_decay must be nonnegative, got {weight_decay}")
     no_decay = isinstance(weight_decay, int | float) and weight_decay == 0
     return optax.chain(
-        transforms.momentum_tracking(beta, mixer, skip_nonfinite=skip_nonfinite),
+        transforms.momentum_tracking(beta, mixer, skip_nonfinite=skip_nonfinite, model_axes=model_axes),
         transforms.normalize_per_node(eps=eps, model_axes=model_axes, replicated_mask=replicated_mask),
         optax.identity() if no_decay else optax.add_decayed_weights(weight_decay, mask),
         optax.scale_by_learning_rate(learning_rate),
@@ -153,9 +154,9 @@ def gt_nsgdm_hyperparameters(
         \alpha = \sqrt{\Delta_0 (1 - \rho) (1 - \beta) / (L T)}
 
     :math:`\alpha` minimises :math:`\Delta_0 / (\alpha T) + \alpha L / ((1 - \rho)(1 - \beta))`, the terms of the
-    bound that
-    depend on it, and so has the order of the theorem: :math:`T^{-(2p-1)/(3p-2)}`, or :math:`T^{-3/4}` without ``p``.
-      The average gradient norm then falls like :math:`T^{-(p-1)/(3p-2)}`, or :math:`T^{-(p-1)/(2p)}` without ``p``.
+    bound that depend on it, and so has the order of the theorem: :math:`T^{-(2p-1)/(3p-2)}`, or :math:`T^{-3/4}`
+    without ``p``. The average gradient norm then falls like :math:`T^{-(p-1)/(3p-2)}`, or :math:`T^{-(p-1)/(2p)}`
+    without ``p``.
 
     Args:
       steps: T, at least 1.
@@ -204,25 +205,31 @@ def dsgd(learning_rate: ScalarOrSchedule, mixer: Mixer) -> optax.GradientTransfo
     return _adapt_then_combine(learning_rate, mixer)
 
 
-def dsgd_gclip(learning_rate: ScalarOrSchedule, mixer: Mixer, max_norm: ScalarOrSchedule):
+def dsgd_gclip(
+    learning_rate: ScalarOrSchedule, mixer: Mixer, max_norm: ScalarOrSchedule
+) -> optax.GradientTransformationExtraArgs:
     """DSGD with each node's gradient clipped to the Euclidean norm ``max_norm``."""
     return _adapt_then_combine(learning_rate, mixer, transforms.clip_per_node(max_norm))
 
 
-def dsgd_cclip(learning_rate: ScalarOrSchedule, mixer: Mixer, max_value: Scalar):
+def dsgd_cclip(
+    learning_rate: ScalarOrSchedule, mixer: Mixer, max_value: Scalar
+) -> optax.GradientTransformationExtraArgs:
     """DSGD with every component of the gradient clipped to ``[-max_value, max_value]``."""
     check_positive("max_value", max_value)
     return _adapt_then_combine(learning_rate, mixer, optax.clip(max_value))
 
 
-def dsgd_clip(learning_rate: Scalar, mixer: Mixer, max_norm: Scalar, *, clip_power: float = 0.4):
+def dsgd_clip(
+    learning_rate: Scalar, mixer: Mixer, max_norm: Scalar, *, clip_power: Scalar = 0.4
+) -> optax.GradientTransformationExtraArgs:
     r"""DSGD with decreasing steps and growing clipping thresholds (Sun and Chen 2024, arXiv 2312.15847).
 
     Step :math:`a / (t + 1)` with ``learning_rate`` = a; per-node Euclidean clipping at :math:`\tau (t + 1)^q` with
     ``max_norm`` = tau and ``clip_power`` = q. One published script uses q = -2/5, with which the method stalls; 2/5
     is the paper's.
     """
-    _check_step(learning_rate)
+    check_positive("learning_rate", learning_rate)
     check_positive("max_norm", max_norm)
     return _adapt_then_combine(
         lambda count: learning_rate / (count + 1.0),
@@ -231,12 +238,16 @@ def dsgd_clip(learning_rate: Scalar, mixer: Mixer, max_norm: Scalar, *, clip_pow
     )
 
 
-def nsgd(learning_rate: ScalarOrSchedule, mixer: Mixer, *, eps: Scalar = 1e-12):
+def nsgd(
+    learning_rate: ScalarOrSchedule, mixer: Mixer, *, eps: Scalar = 1e-12
+) -> optax.GradientTransformationExtraArgs:
     r"""Normalised decentralised SGD without tracking, :math:`X \leftarrow W (X - \alpha N(G))` (biased)."""
     return _adapt_then_combine(learning_rate, mixer, transforms.normalize_per_node(eps=eps))
 
 
-def nsgdm(learning_rate: ScalarOrSchedule, mixer: Mixer, beta: Scalar = 0.8, *, eps: Scalar = 1e-12):
+def nsgdm(
+    learning_rate: ScalarOrSchedule, mixer: Mixer, beta: Scalar = 0.8, *, eps: Scalar = 1e-12
+) -> optax.GradientTransformationExtraArgs:
     r"""Normalised decentralised SGD with momentum and without tracking: :math:`X \leftarrow W (X - \alpha N(V))`."""
     _check_step(learning_rate, beta)
     return _adapt_then_combine(
@@ -244,12 +255,14 @@ def nsgdm(learning_rate: ScalarOrSchedule, mixer: Mixer, beta: Scalar = 0.8, *, 
     )
 
 
-def gt_dsgd(learning_rate: ScalarOrSchedule, mixer: Mixer):
+def gt_dsgd(learning_rate: ScalarOrSchedule, mixer: Mixer) -> optax.GradientTransformationExtraArgs:
     r"""DSGD with gradient tracking: :math:`Y \leftarrow W (Y + G - G^-)`, :math:`X \leftarrow W (X - \alpha Y)`."""
     return _adapt_then_combine(learning_rate, mixer, transforms.track_gradients(mixer))
 
 
-def gt_adam(learning_rate: ScalarOrSchedule, mixer: Mixer, *, b1: Scalar = 0.9, b2: Scalar = 0.999, eps: Scalar = 1e-8):
+def gt_adam(
+    learning_rate: ScalarOrSchedule, mixer: Mixer, *, b1: Scalar = 0.9, b2: Scalar = 0.999, eps: Scalar = 1e-8
+) -> optax.GradientTransformationExtraArgs:
     """Adam on tracked gradients (Carnevale et al., arXiv 2009.01745), with Adam's customary constants."""
     return _adapt_then_combine(
         learning_rate, mixer, transforms.track_gradients(mixer), widened(optax.scale_by_adam(b1=b1, b2=b2, eps=eps))
@@ -258,13 +271,13 @@ def gt_adam(learning_rate: ScalarOrSchedule, mixer: Mixer, *, b1: Scalar = 0.9, 
 
 def sclip_ef_network(
     learning_rate: Scalar, mixer: Mixer, *, scale: Scalar = 1.0, threshold: Scalar = 1.0, memory: Scalar = 1.0
-):
+) -> optax.GradientTransformationExtraArgs:
     r"""DSGD on smoothly clipped gradient differences with error feedback (SClip-EF-Network).
 
     Step :math:`a / (t + 1)^{1/5}` with ``learning_rate`` = a; the other arguments are those of
     :func:`~jaxlab.optim.transforms.smooth_clip_error_feedback`.
     """
-    _check_step(learning_rate)
+    check_positive("learning_rate", learning_rate)
     return _adapt_then_combine(
         lambda count: learning_rate / (count + 1.0) ** 0.2,
         mixer,
@@ -280,7 +293,8 @@ def qg_dsgdm(
     .. math::
         X^+ = W (X - \alpha (\beta M + G)), \qquad M \leftarrow \beta M + (1 - \beta) (X - X^+) / \alpha
 
-    The momentum is made of how far the mixed parameters moved, which holds the neighbours' gradients too.
+    The momentum is made of how far the mixed parameters moved, which holds the neighbours' gradients too; it decays
+    without new content in a step of rate 0.
     """
     _check_step(learning_rate, beta)
     combine = transforms.gossip(mixer)
@@ -292,8 +306,10 @@ def qg_dsgdm(
         rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
         step = jax.tree.map(lambda g, m: -rate * (beta * m + g.astype(m.dtype)), updates, state.momentum)
         moved, combined = combine.update(step, transforms.GossipState(state.count), params, **extra_args)
+        # A schedule that starts or ends at 0 must not turn a displacement of rounding errors into the momentum.
+        inverse = jnp.where(rate > 0, 1 / jnp.where(rate > 0, rate, 1), 0)
         momentum = jax.tree.map(
-            lambda m, u: (beta * m - (1 - beta) * u.astype(m.dtype) / rate).astype(m.dtype), state.momentum, moved
+            lambda m, u: (beta * m - (1 - beta) * inverse * u.astype(m.dtype)).astype(m.dtype), state.momentum, moved
         )
         return moved, QuasiGlobalState(combined.count, momentum)
 
@@ -310,5 +326,4 @@ def _adapt_then_combine(
 def _check_step(learning_rate: ScalarOrSchedule, beta: Scalar = 0.0) -> None:
     if not callable(learning_rate):
         check_positive("learning_rate", learning_rate)
-    if not isinstance(beta, jax.core.Tracer) and not 0.0 <= beta < 1.0:
-        raise ValueError(f"beta must be in [0, 1), got {beta}")
+    check_decay("beta", beta)

@@ -17,7 +17,7 @@ class              backend   one exchange costs, for D numbers a node and m node
 `DenseMixer`       stacked   a matrix product, ``n^2 D`` multiply-adds
 `SparseMixer`      stacked   ``max degree * n D`` multiply-adds: large sparse graphs
 `MeanMixer`        both      the exact average (complete graph); ``pmean`` over the axis
-`CirculantMixer`   sharded   one or two ``ppermute`` an offset, boundary rows only: rings, exponential graphs, tori
+`CirculantMixer`   sharded   one or two ``ppermute`` an offset, boundary rows only: rings, exponential graphs
 `GraphMixer`       sharded   one ``ppermute`` of the device's ``m D`` numbers a round, any graph between devices
 `AllGatherMixer`   sharded   ``n D`` numbers received: dense graphs, matrices that change while compiled
 `SequenceMixer`    both      a periodic sequence of any of these: time-varying graphs
@@ -74,10 +74,12 @@ class Mixer(abc.ABC):
     Mixers are not callable on purpose: ``optax.inject_hyperparams`` takes every callable argument for a schedule.
 
     Attributes:
+      matrix: ``[n, n]``, or ``[period, n, n]`` for a graph that changes every step.
       n_nodes: number of nodes in the whole network.
       axis_name: mesh axis that carries the nodes, or None when all of them are stacked on one device.
     """
 
+    matrix: Float[np.ndarray, "*period n n"] | Float[Array, "*period n n"]
     n_nodes: int
     axis_name: str | None
 
@@ -97,12 +99,20 @@ class Mixer(abc.ABC):
     def mean(self, tree: PyTree) -> PyTree:
         """Row ``i`` of every leaf becomes the exact average over all nodes, whatever the graph."""
         _check_leaves(tree, self.n_nodes, self.axis_name)
-        return jax.tree.map(functools.partial(_mean_leaf, axis_name=self.axis_name), tree)
+        return jax.tree.map(lambda leaf: _mean_leaf(jnp.asarray(leaf), axis_name=self.axis_name), tree)
 
     @property
-    @abc.abstractmethod
     def rho(self) -> float:
-        """Spectral norm of ``W - 11'/n``: how much disagreement one exchange leaves at worst."""
+        """Spectral norm of ``W - 11'/n``: how much disagreement one exchange leaves at worst.
+
+        For a graph that changes, the geometric mean over its period.
+        """
+        if isinstance(self.matrix, jax.core.Tracer):
+            raise TypeError("rho of a mixing matrix that is traced is not known; give the matrix as a NumPy array")
+        matrices = np.asarray(self.matrix, dtype=np.float64)
+        if matrices.ndim == 2:
+            return topology.spectral_norm(matrices)
+        return topology.spectral_norm(_product(matrices)) ** (1.0 / len(matrices))
 
 
 class _LeafwiseMixer(Mixer):
@@ -110,7 +120,10 @@ class _LeafwiseMixer(Mixer):
 
     def mix(self, tree: PyTree, *, step: Step = 0) -> PyTree:
         _check_leaves(tree, self.n_nodes, self.axis_name)
-        mix_leaf = functools.partial(self._mix_leaf, step=step)
+
+        def mix_leaf(leaf: npt.ArrayLike) -> Array:
+            return self._mix_leaf(jnp.asarray(leaf), step=step)
+
         if self.axis_name is None:
             return jax.tree.map(mix_leaf, tree)
         return _in_buckets(mix_leaf, tree)
@@ -135,10 +148,6 @@ class DenseMixer(_LeafwiseMixer):
     def n_nodes(self) -> int:
         return self.matrix.shape[-1]
 
-    @property
-    def rho(self) -> float:
-        return _rho(self.matrix)
-
     def _mix_leaf(self, leaf: Array, *, step: Step) -> Array:
         dtype = _accumulator(leaf)
         return _contract(jnp.asarray(_matrix_at(self.matrix, step), dtype), leaf.astype(dtype)).astype(leaf.dtype)
@@ -158,10 +167,6 @@ class SparseMixer(_LeafwiseMixer):
     @property
     def n_nodes(self) -> int:
         return len(self.matrix)
-
-    @property
-    def rho(self) -> float:
-        return _rho(self.matrix)
 
     def _mix_leaf(self, leaf: Array, *, step: Step) -> Array:
         del step
@@ -184,8 +189,8 @@ class MeanMixer(_LeafwiseMixer):
     axis_name: str | None = None
 
     @property
-    def rho(self) -> float:
-        return 0.0
+    def matrix(self) -> Float[np.ndarray, "n n"]:
+        return topology.complete(self.n_nodes)
 
     def _mix_leaf(self, leaf: Array, *, step: Step) -> Array:
         del step
@@ -205,12 +210,12 @@ class CirculantMixer(_LeafwiseMixer):
     axis_name: str
 
     @property
-    def rho(self) -> float:
+    def matrix(self) -> Float[np.ndarray, "n n"]:
         matrix = np.zeros((self.n_nodes, self.n_nodes))
         nodes = np.arange(self.n_nodes)
         for offset, weight in self.weights.items():
             matrix[nodes, (nodes + offset) % self.n_nodes] += weight
-        return _rho(matrix)
+        return matrix
 
     def _mix_leaf(self, leaf: Array, *, step: Step) -> Array:
         del step
@@ -249,10 +254,6 @@ class GraphMixer(_LeafwiseMixer):
     def n_nodes(self) -> int:
         return len(self.matrix)
 
-    @property
-    def rho(self) -> float:
-        return _rho(self.matrix)
-
     def _mix_leaf(self, leaf: Array, *, step: Step) -> Array:
         del step
         dtype = _accumulator(leaf)
@@ -279,10 +280,6 @@ class AllGatherMixer(_LeafwiseMixer):
     @property
     def n_nodes(self) -> int:
         return self.matrix.shape[-1]
-
-    @property
-    def rho(self) -> float:
-        return _rho(self.matrix)
 
     def _mix_leaf(self, leaf: Array, *, step: Step) -> Array:
         dtype = _accumulator(leaf)
@@ -317,9 +314,8 @@ class SequenceMixer(Mixer):
         return self.mixers[0].axis_name
 
     @property
-    def rho(self) -> float:
-        """Upper bound: the geometric mean of the members' contraction factors."""
-        return float(np.prod([mixer.rho for mixer in self.mixers]) ** (1.0 / len(self.mixers)))
+    def matrix(self) -> Float[np.ndarray, "period n n"]:
+        return np.stack([mixer.matrix for mixer in self.mixers])
 
     def mix(self, tree: PyTree, *, step: Step = 0) -> PyTree:
         branches = [functools.partial(mixer.mix, step=step) for mixer in self.mixers]
@@ -354,7 +350,7 @@ def make_mixer(
     array = np.asarray(matrix, dtype=np.float64)
     if array.ndim == 3 and len(array) > 0:
         members = [topology.validate_mixing(member, allow_disconnected=True) for member in array]
-        topology.validate_mixing(functools.reduce(np.matmul, members[::-1]), allow_disconnected=allow_disconnected)
+        topology.validate_mixing(_product(np.stack(members)), allow_disconnected=allow_disconnected)
         if axis_name is None and exchange != "sparse":
             return DenseMixer(np.stack(members))
         if exchange == "all_gather":
@@ -367,6 +363,7 @@ def local_nodes(n_local: int, axis_name: str | None) -> Int[Array, " n_local"]:
     """Indices, in the whole network, of the nodes whose rows this device holds: ``[n_local]``."""
     if axis_name is None:
         return jnp.arange(n_local)
+    _axis_size(axis_name)  # says how to bind an axis that is not
     return lax.axis_index(axis_name) * n_local + jnp.arange(n_local)
 
 
@@ -399,33 +396,40 @@ def _exchange_rounds(matrix: np.ndarray, devices: int) -> tuple[list[list[tuple[
     m = len(matrix) // devices
     blocks = matrix.reshape(devices, m, devices, m).transpose(0, 2, 1, 3)
     destinations, sources = np.nonzero(np.abs(blocks).sum((2, 3)))
-    edges = sorted(zip(sources, destinations, strict=True), key=lambda edge: ((edge[0] - edge[1]) % devices, edge[1]))
-    rounds: list[list[tuple[int, int]]] = []
+    pairs_of_devices = zip(sources.tolist(), destinations.tolist(), strict=True)
+    edges = sorted(pairs_of_devices, key=lambda edge: ((edge[0] - edge[1]) % devices, edge[1]))
+    rounds: list[dict[int, int]] = []  # source to destination
+    hearing: list[set[int]] = []
     for source, destination in edges:
         if source == destination:
             continue
-        for pairs in rounds:
-            if all(source != s and destination != d for s, d in pairs):
-                pairs.append((int(source), int(destination)))
-                break
-        else:
-            rounds.append([(int(source), int(destination))])
+        free = (k for k, pairs in enumerate(rounds) if source not in pairs and destination not in hearing[k])
+        k = next(free, len(rounds))
+        if k == len(rounds):
+            rounds.append({})
+            hearing.append(set())
+        rounds[k][source] = destination
+        hearing[k].add(destination)
     weights = np.zeros((1 + len(rounds), devices, m, m))
     weights[0] = blocks[np.arange(devices), np.arange(devices)]
     for k, pairs in enumerate(rounds, start=1):
-        for source, destination in pairs:
+        for source, destination in pairs.items():
             weights[k, destination] = blocks[destination, source]
-    return rounds, weights
+    return [list(pairs.items()) for pairs in rounds], weights
 
 
-def _in_buckets(mix_leaf: Callable[[Array], Array], tree: PyTree) -> PyTree:
-    """Apply ``mix_leaf`` to large leaves one by one and to small leaves of one dtype in a single buffer."""
+def _in_buckets(mix_leaf: Callable[[npt.ArrayLike], Array], tree: PyTree) -> PyTree:
+    """Apply ``mix_leaf`` to large leaves one by one and to small leaves of one dtype in a single buffer.
+
+    Leaves that vary over different mesh axes are kept apart: one that a node's devices share would else come out of a
+    buffer with leaves split over them as if it were split, too.
+    """
     leaves, structure = jax.tree.flatten(tree)
     mixed: list[Array | None] = [None] * len(leaves)
-    small: dict[Any, list[int]] = {}
+    small: dict[tuple[Any, Any], list[int]] = {}
     for index, leaf in enumerate(leaves):
         if leaf.size // leaf.shape[0] < _BUCKET_LIMIT:
-            small.setdefault(leaf.dtype, []).append(index)
+            small.setdefault((leaf.dtype, jax.typeof(leaf).manual_axis_type), []).append(index)
         else:
             mixed[index] = mix_leaf(leaf)
     for indices in small.values():
@@ -461,13 +465,9 @@ def _accumulator(leaf: Array) -> Any:
     return jnp.promote_types(leaf.dtype, jnp.float32)
 
 
-def _rho(matrix: Any) -> float:
-    if isinstance(matrix, jax.core.Tracer):
-        raise TypeError("rho of a mixing matrix that is traced is not known; give the matrix as a NumPy array")
-    array = np.asarray(matrix, dtype=np.float64)
-    if array.ndim == 2:
-        return topology.spectral_norm(array)
-    return topology.spectral_norm(functools.reduce(np.matmul, array[::-1])) ** (1.0 / len(array))
+def _product(matrices: np.ndarray) -> np.ndarray:
+    """What a whole period does: the first matrix acts first."""
+    return functools.reduce(np.matmul, matrices[::-1])
 
 
 def _axis_size(axis_name: str) -> int:

@@ -56,6 +56,9 @@ def alpha_stable(
     # Open at both ends: the tangent at pi/2 is infinite.
     angle = jax.random.uniform(angle_key, shape, minval=-jnp.pi / 2 * (1 - 1e-6), maxval=jnp.pi / 2 * (1 - 1e-6))
     radius = jax.random.exponential(radius_key, shape)
+    half_bin = jnp.finfo(radius.dtype).eps / 2
+    # One draw in 2**23 is an exact 0, which would be infinite for alpha < 1; the middle of its bin stands for it.
+    radius = jnp.maximum(radius, half_bin)
     if alpha == 1.0:
         tilted = jnp.pi / 2 + beta * angle
         skewed = beta * jnp.log(jnp.pi / 2 * radius * jnp.cos(angle) / tilted)
@@ -65,7 +68,9 @@ def alpha_stable(
     skew = beta * jnp.tan(jnp.pi * alpha / 2)
     offset = jnp.arctan(skew) / alpha
     shifted = alpha * (angle + offset)
-    tail = (jnp.cos(angle - shifted) / radius) ** ((1 - alpha) / alpha)
+    # Positive, but rounding can make it -1e-7 at the ends, and a fractional power of that NaN.
+    cosine = jnp.maximum(jnp.cos(angle - shifted), half_bin)
+    tail = (cosine / radius) ** ((1 - alpha) / alpha)
     return scale * (1 + skew**2) ** (0.5 / alpha) * jnp.sin(shifted) / jnp.cos(angle) ** (1 / alpha) * tail
 
 
@@ -78,19 +83,20 @@ def add_gradient_noise(key: Key[Array, ""], sampler: Sampler, mixer: Mixer) -> o
 
     def init(params: optax.Params) -> GradientNoiseState:
         del params
-        return GradientNoiseState(key, jnp.zeros([], jnp.int32))
+        # A copy, so that a step which donates the state leaves the caller's key alone.
+        return GradientNoiseState(jnp.copy(key), jnp.zeros([], jnp.int32))
 
     def update(updates, state, params=None):
         del params
         leaves, structure = jax.tree.flatten(updates)
         step_key = jax.random.fold_in(state.key, state.count)
-        nodes = local_nodes(leaves[0].shape[0], mixer.axis_name)
 
-        def draw(node: Int[Array, ""]) -> list[Array]:
-            keys = jax.random.split(jax.random.fold_in(step_key, node), len(leaves))
-            return [sampler(k, leaf.shape[1:]) for k, leaf in zip(keys, leaves, strict=True)]
+        def disturb(leaf: Array, leaf_key: Key[Array, ""]) -> Array:
+            nodes = local_nodes(leaf.shape[0], mixer.axis_name)
+            noise = jax.vmap(lambda node: sampler(jax.random.fold_in(leaf_key, node), leaf.shape[1:]))(nodes)
+            return leaf + noise.astype(leaf.dtype)
 
-        noisy = [leaf + noise.astype(leaf.dtype) for leaf, noise in zip(leaves, jax.vmap(draw)(nodes), strict=True)]
+        noisy = [disturb(leaf, jax.random.fold_in(step_key, index)) for index, leaf in enumerate(leaves)]
         return jax.tree.unflatten(structure, noisy), GradientNoiseState(state.key, optax.safe_increment(state.count))
 
     return optax.GradientTransformation(init, update)

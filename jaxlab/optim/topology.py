@@ -51,8 +51,8 @@ __all__ = [
 MixingMatrix = Float[np.ndarray, "n n"]
 WeightRule = Literal["metropolis", "max_degree", "laplacian"]
 
-# Row and column sums, symmetry and signs are compared in float64; a matrix that went through float32 still passes.
-_SUM_TOLERANCE = 1e-6
+# A matrix that went through float32 still passes, and so does a diagonal of "one minus the rest" that came to -1e-16.
+_TOLERANCE = 1e-6
 
 
 def ring(n: int, *, degree: int = 1, rule: WeightRule = "metropolis") -> MixingMatrix:
@@ -176,10 +176,13 @@ def from_adjacency(adjacency: npt.ArrayLike, *, rule: WeightRule = "metropolis")
       rule: the weights, see the module's docstring.
 
     Raises:
-      ValueError: if the matrix is not square or not symmetric, or the rule is unknown. (A symmetric rule cannot make
-        a directed graph doubly stochastic: build such a matrix by hand, as :func:`directed_exponential` does.)
+      ValueError: if the matrix is not square, not finite or not symmetric, or the rule is unknown. (A symmetric rule
+        cannot make a directed graph doubly stochastic: build such a matrix by hand, as :func:`directed_exponential`
+        does.)
     """
-    edges = _without_self_loops(_as_square(adjacency) != 0)
+    matrix = _as_square(adjacency)
+    _check_finite("adjacency", matrix)
+    edges = _without_self_loops(matrix != 0)
     if (edges != edges.T).any():
         i, j = np.argwhere(edges != edges.T)[0]
         raise ValueError(f"adjacency must be symmetric; it has an edge between {i} and {j} in one direction only")
@@ -230,26 +233,28 @@ def validate_mixing(mixing_matrix: npt.ArrayLike, *, allow_disconnected: bool = 
       allow_disconnected: accept :math:`\rho(W) = 1`, for example the identity (``n`` independent runs).
 
     Raises:
-      ValueError: not square; a NaN, infinite or negative entry; rows or columns that do not sum to 1 (to 1e-6);
-        :math:`\rho(W) \ge 1`, which means a graph that is disconnected, or periodic for want of self-loops.
+      ValueError: not square; a NaN, infinite or negative entry; rows or columns that do not sum to 1 (all to 1e-6);
+        :math:`\rho(W) \ge 1`, which means a graph that is disconnected, or nodes without weight on themselves.
     """
     matrix = _as_square(mixing_matrix)
-    if not np.isfinite(matrix).all():
-        i, j = np.argwhere(~np.isfinite(matrix))[0]
-        raise ValueError(f"mixing matrix must be finite; entry ({i}, {j}) is {matrix[i, j]}")
-    if (matrix < 0).any():
-        i, j = np.argwhere(matrix < 0)[0]
+    _check_finite("mixing matrix", matrix)
+    if (matrix < -_TOLERANCE).any():
+        i, j = np.argwhere(matrix < -_TOLERANCE)[0]
         raise ValueError(f"mixing matrix must be nonnegative; entry ({i}, {j}) is {matrix[i, j]:.6g}")
     for name, sums in (("row", matrix.sum(1)), ("column", matrix.sum(0))):
         worst = int(np.abs(sums - 1.0).argmax())
-        if abs(sums[worst] - 1.0) > _SUM_TOLERANCE:
+        if abs(sums[worst] - 1.0) > _TOLERANCE:
             raise ValueError(
                 f"mixing matrix must be doubly stochastic: {name}s must sum to 1; {name} {worst} sums to "
                 f"{sums[worst]:.6g}"
             )
     rho = spectral_norm(matrix)
     if not allow_disconnected and rho >= 1.0 - 1e-9:
-        cause = "some power of it is positive only with self-loops" if _is_connected(matrix) else _island(matrix)
+        cause = (
+            "the graph is connected but lacks weights on itself; see jaxlab.optim.topology.lazy"
+            if _is_connected(matrix)
+            else _island(matrix)
+        )
         raise ValueError(
             f"mixing matrix must be primitive (spectral norm of W - 11'/n below 1): it is {rho:.6g}; {cause}"
         )
@@ -261,6 +266,12 @@ def _as_square(matrix: object) -> np.ndarray:
     if array.ndim != 2 or array.shape[0] != array.shape[1] or array.size == 0:
         raise ValueError(f"expected a square matrix with one row a node, got shape {array.shape}")
     return array
+
+
+def _check_finite(name: str, matrix: np.ndarray) -> None:
+    if not np.isfinite(matrix).all():
+        i, j = np.argwhere(~np.isfinite(matrix))[0]
+        raise ValueError(f"{name} must be finite; entry ({i}, {j}) is {matrix[i, j]}")
 
 
 def _check_at_least(name: str, value: int, least: int) -> None:

@@ -115,6 +115,8 @@ def put_on_mesh(tree: PyTree, mesh: Mesh, mixer: Mixer) -> PyTree:
     specs = node_partition_specs(tree, mixer)
 
     def place(leaf: Any, spec: PartitionSpec) -> Array:
+        if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(place(jax.random.key_data(leaf), spec), impl=jax.random.key_impl(leaf))
         # A callback, not device_put: each host holds the whole value and gives its own devices their part.
         return jax.make_array_from_callback(
             jnp.shape(leaf), NamedSharding(mesh, spec), lambda index: np.asarray(leaf)[index]
@@ -127,6 +129,9 @@ def shard_train_step(
     step: TrainStep, mesh: Mesh, mixer: Mixer, *, params: PyTree, state: PyTree, batch: PyTree
 ) -> TrainStep:
     """Run a train step over a mesh whose axis ``mixer.axis_name`` carries the nodes.
+
+    Call it with arguments placed by :func:`put_on_mesh`: several hosts, and meshes with explicit axes (the default of
+    ``jax.make_mesh``), take no others.
 
     Args:
       step: what :func:`make_train_step` gives for the same mixer.

@@ -29,7 +29,6 @@ __all__ = [
     "MomentumTrackingState",
     "SmoothClipState",
     "TrackingState",
-    "check_positive",
     "clip_per_node",
     "gossip",
     "momentum_tracking",
@@ -39,7 +38,6 @@ __all__ = [
     "track_gradients",
     "vmap_nodes",
     "widened",
-    "zeros_for",
 ]
 
 Scalar = int | float | np.number | Float[Array, ""]
@@ -98,8 +96,7 @@ def track_gradients(mixer: Mixer) -> optax.GradientTransformationExtraArgs:
     """
 
     def init(params: optax.Params) -> TrackingState:
-        zeros = zeros_for(params)
-        return TrackingState(jnp.zeros([], jnp.int32), zeros, zeros)
+        return TrackingState(jnp.zeros([], jnp.int32), zeros_for(params), zeros_for(params))
 
     def update(updates, state, params=None, *, mixing: Mixer | None = None, **extra_args):
         del params, extra_args
@@ -112,7 +109,7 @@ def track_gradients(mixer: Mixer) -> optax.GradientTransformationExtraArgs:
 
 
 def momentum_tracking(
-    beta: Scalar, mixer: Mixer, *, skip_nonfinite: bool = False
+    beta: Scalar, mixer: Mixer, *, skip_nonfinite: bool = False, model_axes: tuple[str, ...] = ()
 ) -> optax.GradientTransformationExtraArgs:
     r"""Momentum and tracking of it in one transformation that stores the momentum once.
 
@@ -128,18 +125,24 @@ def momentum_tracking(
       mixer: who hears whom.
       skip_nonfinite: a node whose gradient holds a NaN or an infinity keeps its momentum for that step (as if the
         gradient had been ``V[t-1]``), and the step is counted in the state. Without it, one such gradient reaches
-        every node through the exchange, and all parameters are NaN after as many steps as the graph is wide.
+        every node through the exchanges, and all parameters are NaN after at most as many steps as the graph is wide
+        (at once where a mixer multiplies with the whole matrix, since ``0 * nan`` is ``nan``).
+      model_axes: mesh axes over which a node's parameters are sharded; its devices skip a gradient together.
+
+    Raises:
+      ValueError: if ``beta`` is outside [0, 1).
     """
+    check_decay("beta", beta)
 
     def init(params: optax.Params) -> MomentumTrackingState:
-        zeros = zeros_for(params)
-        return MomentumTrackingState(jnp.zeros([], jnp.int32), zeros, zeros, jnp.zeros(_n_local(params), jnp.int32))
+        skipped = jnp.zeros(_n_local(params), jnp.int32)
+        return MomentumTrackingState(jnp.zeros([], jnp.int32), zeros_for(params), zeros_for(params), skipped)
 
     def update(updates, state, params=None, *, mixing: Mixer | None = None, **extra_args):
         del params, extra_args
         skipped = state.skipped
         if skip_nonfinite:
-            finite = _finite_nodes(updates)
+            finite = _finite_nodes(updates, model_axes)
             updates = jax.tree.map(lambda g, v: jnp.where(_per_node(finite, g), g, v), updates, state.momentum)
             skipped += ~finite
         momentum = jax.tree.map(
@@ -167,11 +170,11 @@ def per_node_norm(
         be counted once.
     """
     leaves = jax.tree.leaves(tree)
-    if not leaves:
-        raise ValueError("the norm of a tree without leaves is not defined")
+    if _n_local(tree) == 0:  # what optax.multi_transform hands to a transformation whose label no leaf has
+        return jnp.zeros(0)
     replicated = [False] * len(leaves)
     if replicated_mask is not None:
-        replicated = jax.tree.leaves(optax.tree.broadcast_prefix(replicated_mask, tree))
+        replicated = jax.tree.leaves(jax.tree.broadcast(replicated_mask, tree))
     magnitudes = [jnp.abs(leaf.astype(_wide(leaf))) for leaf in leaves]
     largest = jnp.stack(
         [_reduce_node(functools.partial(jnp.max, initial=0), magnitude) for magnitude in magnitudes]
@@ -299,13 +302,18 @@ def vmap_nodes(inner: optax.GradientTransformation) -> optax.GradientTransformat
     """
     inner = optax.with_extra_args_support(inner)
 
+    def init(params):
+        # A tree without leaves has no node axis to take the size from; its state gets one row.
+        return jax.vmap(inner.init, axis_size=_n_local(params) or 1)(params)
+
     def update(updates, state, params=None, **extra_args):
         def one_node(u, s, p):
             return inner.update(u, s, p, **extra_args)
 
-        return jax.vmap(one_node, in_axes=(0, 0, None if params is None else 0))(updates, state, params)
+        in_axes = (0, 0, None if params is None else 0)
+        return jax.vmap(one_node, in_axes, axis_size=_n_local(updates) or 1)(updates, state, params)
 
-    return optax.GradientTransformationExtraArgs(jax.vmap(inner.init), update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def widened(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -324,12 +332,18 @@ def check_positive(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be positive, got {value}")
 
 
+def check_decay(name: str, value: Any) -> None:
+    """Raise for a value that is known and outside [0, 1)."""
+    if not isinstance(value, jax.core.Tracer) and not 0.0 <= value < 1.0:
+        raise ValueError(f"{name} must be in [0, 1), got {value}")
+
+
 def zeros_for(params: optax.Params) -> optax.Updates:
     """Accumulators of zero in the shape of the parameters, in float32 or wider."""
     return jax.tree.map(lambda p: jnp.zeros_like(p, dtype=_wide(p)), params)
 
 
-def _wide(x: Array) -> Any:
+def _wide(x: Array | np.ndarray) -> Any:
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
@@ -338,8 +352,17 @@ def _widen(tree: PyTree) -> PyTree:
 
 
 def _n_local(tree: PyTree) -> int:
-    leaves = jax.tree.leaves(tree)
-    return leaves[0].shape[0] if leaves and leaves[0].ndim else 0
+    """Rows of the node axis that all leaves share; 0 without leaves."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    sizes = [jnp.shape(leaf)[:1] for _, leaf in leaves]
+    for (key_path, leaf), size in zip(leaves, sizes, strict=True):
+        if not size or size != sizes[0]:
+            name = jax.tree_util.keystr(key_path) or "the tree"
+            raise ValueError(
+                f"every leaf needs the same leading axis of nodes; {name} has shape {jnp.shape(leaf)}, "
+                f"the first leaf {jnp.shape(leaves[0][1])}"
+            )
+    return sizes[0][0] if sizes else 0
 
 
 def _reduce_node(reduction: Any, leaf: Array) -> Array:
@@ -355,5 +378,9 @@ def _scale_nodes(updates: optax.Updates, factor: Float[Array, " n"]) -> optax.Up
     return jax.tree.map(lambda u: u * _per_node(factor, u).astype(_wide(u)), updates)
 
 
-def _finite_nodes(updates: optax.Updates) -> Bool[Array, " n"]:
-    return jnp.stack([_reduce_node(jnp.all, jnp.isfinite(leaf)) for leaf in jax.tree.leaves(updates)]).all(0)
+def _finite_nodes(updates: optax.Updates, model_axes: tuple[str, ...]) -> Bool[Array, " n"]:
+    finite = jnp.ones(_n_local(updates), bool)
+    for leaf in jax.tree.leaves(updates):
+        finite &= _reduce_node(jnp.all, jnp.isfinite(leaf))
+    # All devices of a node must agree, or its momentum would be half old and half new.
+    return lax.pmin(finite.astype(jnp.int32), model_axes) > 0 if model_axes else finite
