@@ -19,7 +19,6 @@ from jaxlab.optim import noise, topology
 __all__ = ["EXPERIMENT", "Config"]
 
 _ALL_METHODS = tuple(METHODS)
-_TAIL_DRAWS = 256  # minibatches a node, for the tail of the gradient noise
 _TOPOLOGIES = {
     "ring": topology.ring,
     "exponential": topology.directed_exponential,
@@ -83,6 +82,8 @@ class Config:
     """times the held-out loss is looked at, a divisor of lm_steps"""
     lm_seeds: int = 3
     """fresh seeds that a tuned method is judged on; as many configurations are tuned at once"""
+    tail_draws: int = 256
+    """minibatches a node from which the tail of the gradient noise is estimated; 0 leaves that out"""
     devices: int = 1
     """devices over which the nodes of the language model are spread"""
 
@@ -90,8 +91,9 @@ class Config:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             for number in value if isinstance(value, tuple) else (value,):
-                if isinstance(number, int) and not isinstance(number, bool) and number < 1:
-                    raise ValueError(f"{field.name} must be at least 1, got {number}")
+                least = 0 if field.name == "tail_draws" else 1
+                if isinstance(number, int) and not isinstance(number, bool) and number < least:
+                    raise ValueError(f"{field.name} must be at least {least}, got {number}")
         select(self.regression_methods)
         select((*self.lm_methods, *self.topology_methods))
         for name, values, known in (
@@ -244,9 +246,17 @@ def run(config: Config, run: Run) -> None:
     cost_of_regression = 1.0 + 2.5e-4 * config.regression_steps
     cost_of_rates = 5.0 + 1e-4 * sum(config.horizons) + 1.0 * len(config.networks)
     cost_of_training = 4.0 + 0.04 * config.lm_steps
-    further_graphs = len(config.topology_methods) * (len(config.topologies) - 1)
+    has_stable = "stable" in config.noises and "gt_nsgdm" in config.regression_methods
+    further_graphs = len({*config.topology_methods} & {*config.lm_methods}) * (len(config.topologies) - 1)
     trainings = len(config.lm_methods) + 0.25 * further_graphs
-    run.plan(2.0 + cost_of_regression * (regressions + 1) + cost_of_rates + cost_of_training * trainings)
+    with_tails = 4.0 * bool(config.tail_draws and "gt_nsgdm" in config.lm_methods)
+    run.plan(
+        2.0
+        + cost_of_regression * (regressions + 0.2 * has_stable)
+        + cost_of_rates
+        + cost_of_training * trainings
+        + with_tails
+    )
 
     problem_key, noise_key, rate_key, model_key = jax.random.split(run.key, 4)
     with_bias = _bias(config, run, cost=2.0)
@@ -430,23 +440,32 @@ def _language_model(
         if name in trained
         for graph in config.topologies[1:]
     }
-    reference = next(iter(trained)) if "gt_nsgdm" not in trained else "gt_nsgdm"
-    start = task.start(METHODS[reference], np.tile(trained[reference].best, (slots, 1)), final_keys).params
-    tails = {
-        when: run.stage(
-            f"gradient_noise_{when}",
-            lambda params=params: task.gradient_deviations(
-                jax.tree.map(lambda leaf: leaf[0], params), tail_key, draws=_TAIL_DRAWS
-            ),
-        )
-        for when, params in (("start", start), ("end", trained[reference].params))
-    }
-    index = {when: noise.hill_estimator(jnp.asarray(norms), top=len(norms) // 20) for when, norms in tails.items()}
-    run.note(
-        "Language model, tail index of the gradient noise, Hill's estimate from the largest 5 % (below 2: no finite "
-        f"variance): {_listing(index)}."
-    )
     _judge_language_model(run, trained)
+    tails = {}
+    if config.tail_draws and "gt_nsgdm" in trained:
+        best = np.tile(trained["gt_nsgdm"].best, (slots, 1))
+        start = task.start(METHODS["gt_nsgdm"], best, final_keys).params
+        tails = {
+            when: run.stage(
+                f"gradient_noise_{when}",
+                functools.partial(
+                    task.gradient_deviations,
+                    jax.tree.map(lambda leaf: leaf[0], params),
+                    tail_key,
+                    draws=config.tail_draws,
+                ),
+                cost=2.0,
+            )
+            for when, params in (("start", start), ("end", trained["gt_nsgdm"].params))
+        }
+        index = {
+            when: noise.hill_estimator(jnp.asarray(norms), top=max(1, len(norms) // 20))
+            for when, norms in tails.items()
+        }
+        run.note(
+            "Language model, tail index of the gradient noise, Hill's estimate from the largest 5 % (below 2: no finite "
+            f"variance): {_listing(index)}."
+        )
     return trained | on_other_graphs, tails
 
 
@@ -508,12 +527,12 @@ EXPERIMENT = Experiment(
     presets={
         "smoke": Config(
             bias_steps=100,
-            regression_methods=("dsgd", "gt_nsgdm"),
+            regression_methods=("gt_nsgdm",),
             noises=("stable",),
             regression_steps=200,
             regression_seeds=2,
             horizons=(256, 512),
-            networks=(2, 4),
+            networks=(2, 8),
             speedup_steps=256,
             trials=2,
             lm_methods=("gt_nsgdm",),
@@ -526,6 +545,7 @@ EXPERIMENT = Experiment(
             lm_steps=4,
             lm_evaluations=2,
             lm_seeds=4,
+            tail_draws=0,
         ),
         "quick": Config(
             regression_methods=_FEW,

@@ -6,7 +6,6 @@ half of the held-out text, then trained with fresh seeds and judged on the other
 """
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -142,7 +141,6 @@ class Task:
             mesh = Mesh(np.asarray(jax.devices()[: config.devices]), ("node",))
             self._sharding = NamedSharding(mesh, PartitionSpec(None, "node"))
         self._corpus = jax.tree.map(jnp.asarray, corpus)
-        self._apply = decoder.make_apply(config.decoder)
 
     def start(
         self, method: Method, hyperparameters: Float[np.ndarray, "runs 2"], keys: Key[Array, " runs"]
@@ -171,7 +169,7 @@ class Task:
         steps = self.config.steps // self.config.evaluations
         batches = [self._batches(jax.random.fold_in(key, index), steps) for key in progress.keys]
         params, state = _advance(
-            self._apply,
+            self.config.decoder,
             method,
             jnp.asarray(hyperparameters, jnp.float32),
             jnp.asarray(mixing_matrix, jnp.float32),
@@ -196,7 +194,7 @@ class Task:
 
     def evaluate(self, params: PyTree, *, split: Literal["validation", "test"]) -> Float[Array, "runs n"]:
         """Mean loss in nats per token of every node's model on held-out text."""
-        return _evaluate(self._apply, params, getattr(self._corpus, split))
+        return _evaluate(self.config.decoder, params, getattr(self._corpus, split))
 
     def gradient_deviations(self, params: PyTree, key: Key[Array, ""], *, draws: int) -> Float[Array, " samples"]:
         r"""Norms :math:`\lVert g - \bar g \rVert` of minibatch gradients around their node's mean gradient.
@@ -206,7 +204,7 @@ class Task:
           key: random key.
           draws: minibatches a node; ``samples`` is ``n * draws``.
         """
-        return _deviations(self._apply, params, self._batches(key, draws))
+        return _deviations(self.config.decoder, params, self._batches(key, draws))
 
     def _batches(self, key: Key[Array, ""], steps: int) -> Int[Array, "n steps b t"]:
         sizes = self.config
@@ -225,9 +223,9 @@ def _draw_batches(
     return crops.reshape(len(shards), steps, batch, context + 1)
 
 
-@functools.partial(jax.jit, static_argnames=("apply_fn", "method"))
+@functools.partial(jax.jit, static_argnames=("network", "method"))
 def _advance(
-    apply_fn: Callable[..., Array],
+    network: decoder.DecoderConfig,
     method: Method,
     hyperparameters: Float[Array, "runs 2"],
     mixing_matrix: Float[Array, "n n"],
@@ -240,7 +238,7 @@ def _advance(
 
         def step(carry: Any, batch: Int[Array, "n b t"]):
             params, state = carry
-            updates, state = optimizer.update(_gradients(apply_fn, params, batch), state, params)
+            updates, state = optimizer.update(_gradients(network, params, batch), state, params)
             return (optax.apply_updates(params, updates), state), None
 
         return jax.lax.scan(step, (params, state), batches.swapaxes(0, 1))[0]
@@ -248,10 +246,12 @@ def _advance(
     return jax.vmap(one_run)(hyperparameters, params, state, batches)
 
 
-@functools.partial(jax.jit, static_argnames="apply_fn")
+@functools.partial(jax.jit, static_argnames="network")
 def _evaluate(
-    apply_fn: Callable[..., Array], params: PyTree, windows: Int[Array, "windows length"]
+    network: decoder.DecoderConfig, params: PyTree, windows: Int[Array, "windows length"]
 ) -> Float[Array, "runs n"]:
+    apply_fn = decoder.make_apply(network)
+
     def loss(one_model: PyTree) -> Float[Array, ""]:
         # A few windows at a time, for the logits of all of them would not fit for real vocabularies.
         per_window = jax.lax.map(
@@ -264,16 +264,17 @@ def _evaluate(
     return jax.lax.map(jax.vmap(loss), params)
 
 
-@functools.partial(jax.jit, static_argnames="apply_fn")
+@functools.partial(jax.jit, static_argnames="network")
 def _deviations(
-    apply_fn: Callable[..., Array], params: PyTree, batches: Int[Array, "n draws b t"]
+    network: decoder.DecoderConfig, params: PyTree, batches: Int[Array, "n draws b t"]
 ) -> Float[Array, " samples"]:
-    samples = jax.lax.map(lambda batch: _gradients(apply_fn, params, batch), batches.swapaxes(0, 1))
+    samples = jax.lax.map(lambda batch: _gradients(network, params, batch), batches.swapaxes(0, 1))
     return optim.per_node_norm(jax.tree.map(lambda g: (g - g.mean(0)).reshape(-1, *g.shape[2:]), samples))
 
 
-def _gradients(apply_fn: Callable[..., Array], params: PyTree, batch: Int[Array, "n b t"]) -> PyTree:
+def _gradients(network: decoder.DecoderConfig, params: PyTree, batch: Int[Array, "n b t"]) -> PyTree:
     """Gradient of every node's loss at its own parameters on its own batch."""
+    apply_fn = decoder.make_apply(network)
 
     def loss(one_model: PyTree, tokens: Int[Array, "b t"]) -> Float[Array, ""]:
         return decoder.next_token_loss(apply_fn(one_model, tokens), tokens)
