@@ -173,7 +173,7 @@ def test_fifty_steps_equal_the_equations(name: str) -> None:
 SCHEDULED = ("gt_nsgdm", "dsgd", "nsgd", "nsgdm", "gt_dsgd", "gt_adam", "qg_dsgdm")
 
 
-@pytest.mark.parametrize("name", SCHEDULED)
+@pytest.mark.parametrize("name", ["gt_nsgdm", "gt_adam", "qg_dsgdm"])  # the others chain the same step as the first two
 def test_a_schedule_is_read_at_every_step(name: str) -> None:
     make = getattr(optim, name)
     schedule = optax.piecewise_constant_schedule(0.2, {2: 0.1})
@@ -383,9 +383,7 @@ def test_two_nodes_a_device_equal_the_stacked_run(name: str, node_mesh) -> None:
 GRAPHS_AND_DEVICES = [
     (topology.ring(8), 8, "auto"),
     (topology.directed_exponential(8), 8, "neighbours"),
-    (topology.complete(8), 8, "auto"),
     (topology.star(8), 2, "neighbours"),
-    (topology.torus(2, 4), 8, "all_gather"),
     (np.stack([topology.ring(8), topology.star(8), topology.hypercube(3)]), 4, "auto"),
 ]
 
