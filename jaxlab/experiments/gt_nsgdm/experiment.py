@@ -458,10 +458,8 @@ def _language_model(
             )
             for when, params in (("start", start), ("end", trained["gt_nsgdm"].params))
         }
-        index = {
-            when: noise.hill_estimator(jnp.asarray(norms), top=max(1, len(norms) // 20))
-            for when, norms in tails.items()
-        }
+        tops = {when: max(1, len(norms) // 20) for when, norms in tails.items()}
+        index = {when: noise.hill_estimator(jnp.asarray(norms), top=tops[when]) for when, norms in tails.items()}
         run.note(
             "Language model, tail index of the gradient noise, Hill's estimate from the largest 5 % (below 2: no finite "
             f"variance): {_listing(index)}."
@@ -484,7 +482,7 @@ def _judge_language_model(run: Run, trained: Mapping[str, Trained]) -> None:
 
 def _columns(
     name: str, sweeps: Mapping[str, Mapping[str, regression.Sweep]], trained: Mapping[str, Trained]
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """The table's numbers: regression error under each noise, then held-out loss and the disagreement between nodes."""
     numbers = {}
     for kind, of_kind in sweeps.items():

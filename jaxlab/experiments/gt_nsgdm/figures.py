@@ -81,7 +81,10 @@ def language_model(run: Run, losses: Mapping[str, np.ndarray], tails: Mapping[st
             norms = np.sort(values / np.median(values))[::-1]
             right.loglog(norms, np.arange(1, len(norms) + 1) / len(norms), label=f"at the {when} of training")
         right.set(xlabel="gradient noise / its median", ylabel="share above", title="Tail of the gradient noise")
-        right.legend(fontsize=8)
+        if tails:
+            right.legend(fontsize=8)
+        else:
+            right.set_visible(False)
 
 
 def _bias(axes: Any, paths: Mapping[str, np.ndarray]) -> None:

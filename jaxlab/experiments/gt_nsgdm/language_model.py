@@ -143,7 +143,7 @@ class Task:
         self._corpus = jax.tree.map(jnp.asarray, corpus)
 
     def start(
-        self, method: Method, hyperparameters: Float[np.ndarray, "runs 2"], keys: Key[Array, " runs"]
+        self, method: Method, hyperparameters: Float[np.ndarray | Array, "runs 2"], keys: Key[Array, " runs"]
     ) -> Progress:
         """Fresh parameters, the same on every node of a run, and the optimiser's state."""
         # One run after the other: XLA takes many seconds to compile random bits for a batch of keys on CPU.
@@ -160,8 +160,8 @@ class Task:
     def stretch(
         self,
         method: Method,
-        hyperparameters: Float[np.ndarray, "runs 2"],
-        mixing_matrix: Float[np.ndarray, "n n"],
+        hyperparameters: Float[np.ndarray | Array, "runs 2"],
+        mixing_matrix: Float[np.ndarray | Array, "n n"],
         progress: Progress,
         index: int,
     ) -> Progress:
@@ -182,8 +182,8 @@ class Task:
     def train(
         self,
         method: Method,
-        hyperparameters: Float[np.ndarray, "runs 2"],
-        mixing_matrix: Float[np.ndarray, "n n"],
+        hyperparameters: Float[np.ndarray | Array, "runs 2"],
+        mixing_matrix: Float[np.ndarray | Array, "n n"],
         keys: Key[Array, " runs"],
     ) -> PyTree:
         """All steps of a batch of runs; the parameters at the end."""
