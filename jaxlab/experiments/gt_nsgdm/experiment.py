@@ -54,10 +54,11 @@ class Config:
     """graphs of the language model: ring, exponential, complete; methods are tuned on the first"""
     topology_methods: tuple[str, ...] = ("gt_nsgdm",)
     """methods that train the language model on the other graphs too"""
-    corpus: str = "python-topics"
-    """text: a file, a folder of $JAXLAB_DATA, python-topics, hf:OWNER/NAME[:COLUMN] or tfds:NAME[:FEATURE]"""
+    corpora: tuple[str, ...] = ("python-topics", "python-source")
+    """texts, one after the other: a file, a folder of $JAXLAB_DATA, python-topics (reference manual), python-source
+    (standard library), hf:OWNER/NAME[:COLUMN] or tfds:NAME[:FEATURE]"""
     corpus_split: str | None = None
-    """split of the corpus, where it has several"""
+    """split of the corpora, where they have several"""
     vocabulary: int = 512
     """words known to the language model"""
     sharding: Literal["contiguous", "iid"] = "contiguous"
@@ -74,7 +75,7 @@ class Config:
     """attention heads"""
     context: int = 16
     """tokens a prediction can look at"""
-    batch: int = 4
+    batch: int = 8
     """sequences per node and step"""
     lm_steps: int = 400
     """training steps"""
@@ -121,7 +122,7 @@ class Config:
     def language_model(self) -> language_model.LanguageModelConfig:
         """The part on the language model."""
         return language_model.LanguageModelConfig(
-            corpus=self.corpus,
+            corpora=self.corpora,
             split=self.corpus_split,
             vocabulary=self.vocabulary,
             sharding=self.sharding,
@@ -461,8 +462,8 @@ def _language_model(
         tops = {when: max(1, len(norms) // 20) for when, norms in tails.items()}
         index = {when: noise.hill_estimator(jnp.asarray(norms), top=tops[when]) for when, norms in tails.items()}
         run.note(
-            "Language model, tail index of the gradient noise, Hill's estimate from the largest 5 % (below 2: no finite "
-            f"variance): {_listing(index)}."
+            "Language model, tail index of the gradient noise, Hill's estimate from the largest 5 % (below 2: no "
+            f"finite variance): {_listing(index)}."
         )
     return trained | on_other_graphs, tails
 
@@ -557,7 +558,7 @@ EXPERIMENT = Experiment(
         ),
         "cpu": Config(),
         "paper": Config(
-            corpus="hf:bentrevett/multi30k:en",
+            corpora=("hf:bentrevett/multi30k:en",),
             sharding="iid",
             topology_methods=_ALL_METHODS,
             vocabulary=10_000,

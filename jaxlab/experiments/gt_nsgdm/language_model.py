@@ -1,8 +1,9 @@
 r"""Decentralised training of a small language model on real English text.
 
-The text is cut into one contiguous shard a node, so that nodes read different subjects; or into shuffled chunks, as in
-the paper, where nodes read alike. Every method is tuned over the same number of configurations with one seed on one
-half of the held-out text, then trained with fresh seeds and judged on the other half.
+The text is cut into one contiguous shard a node, so that nodes read different subjects (with the default corpora half
+of them read English and half Python), or into shuffled chunks, as in the paper, where nodes read alike. Every method is
+tuned over the same number of configurations with one seed on one half of the held-out text, then trained with fresh
+seeds and judged on the other half.
 """
 
 import functools
@@ -35,7 +36,7 @@ _EVALUATION_BATCH = 64
 class LanguageModelConfig:
     """Sizes of the language-model runs."""
 
-    corpus: str
+    corpora: tuple[str, ...]
     split: str | None
     vocabulary: int
     sharding: Literal["contiguous", "iid"]
@@ -90,12 +91,14 @@ class Progress(NamedTuple):
 
 
 def load_corpus(config: LanguageModelConfig) -> Corpus:
-    """Read, tokenise, hold out and shard the text.
+    """Read, tokenise, hold out and shard the text; of several corpora, as many words of each as the shortest has.
 
     Raises:
-      ValueError, OSError: if the corpus is missing, empty or too short, see :mod:`jaxlab.data`.
+      ValueError, OSError: if a corpus is missing, empty or too short, see :mod:`jaxlab.data`.
     """
-    words = np.asarray(split_words(load_text(config.corpus, split=config.split)))
+    texts = [split_words(load_text(name, split=config.split)) for name in config.corpora]
+    share = min(map(len, texts))
+    words = np.asarray([word for text in texts for word in text[:share]])
     train, held_out = hold_out(np.arange(len(words)))
     vocabulary = Vocabulary.build(words[train].tolist(), config.vocabulary)
     tokens = vocabulary.encode(words[train].tolist())
@@ -103,8 +106,7 @@ def load_corpus(config: LanguageModelConfig) -> Corpus:
     length = config.context + 1
     if len(blocks) < 2 or blocks.shape[1] < length:
         raise ValueError(
-            f"corpus {config.corpus!r} has {len(words)} words, too few to hold out two blocks of at least {length} "
-            "tokens"
+            f"{len(words)} words in {', '.join(config.corpora)} are too few to hold out two blocks of {length} or more"
         )
 
     def windows(some_blocks: np.ndarray) -> np.ndarray:
