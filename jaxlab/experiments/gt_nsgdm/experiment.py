@@ -38,6 +38,8 @@ class Config:
     """gradient noise of the regression: gaussian, student_t, stable"""
     regression_steps: int = 10_000
     """steps of the regression, a multiple of 100"""
+    regression_step_sizes: int = 13
+    """step sizes between 0.001 and 10 that a method is tuned on, at three values of its second hyperparameter"""
     regression_seeds: int = 5
     """fresh noise streams that a tuned method is judged on"""
     horizons: tuple[int, ...] = (256, 1024, 4096, 16_384, 65_536)
@@ -81,6 +83,10 @@ class Config:
     """training steps"""
     lm_evaluations: int = 8
     """times the held-out loss is looked at, a divisor of lm_steps"""
+    held_out_windows: int = 640
+    """windows of held-out text, at most, to choose hyperparameters on, and as many to judge on"""
+    lm_step_sizes: int = 6
+    """step sizes over two and a half decades that a method is tuned on, at two values of its second hyperparameter"""
     lm_seeds: int = 3
     """fresh seeds that a tuned method is judged on; as many configurations are tuned at once"""
     tail_draws: int = 256
@@ -135,6 +141,8 @@ class Config:
             batch=self.batch,
             steps=self.lm_steps,
             evaluations=self.lm_evaluations,
+            held_out_windows=self.held_out_windows,
+            step_sizes=self.lm_step_sizes,
             seeds=self.lm_seeds,
             devices=self.devices,
         )
@@ -301,7 +309,9 @@ def _regression(
     def tuned(kind: str, name: str) -> regression.Sweep:
         stored = run.stage(
             f"regression_{kind}_{name}",
-            lambda: dataclasses.asdict(regression.tune(METHODS[name], problem, *draws(kind))),
+            lambda: dataclasses.asdict(
+                regression.tune(METHODS[name], problem, *draws(kind), step_sizes=config.regression_step_sizes)
+            ),
             cost=cost,
             log=lambda _, sweep: {
                 "noise": kind,
@@ -395,7 +405,7 @@ def _language_model(
     graphs = {name: _TOPOLOGIES[name](config.nodes) for name in config.topologies}
 
     def tune(name: str) -> np.ndarray:
-        grid = language_model.tuning_grid(METHODS[name])
+        grid = language_model.tuning_grid(METHODS[name], step_sizes=config.lm_step_sizes)
         padded = np.concatenate([grid, grid[: -len(grid) % slots]])
 
         def body(carry: tuple[()], index: int) -> tuple[tuple[()], Array]:
@@ -517,8 +527,6 @@ def _shapes(config: Config) -> Any:
     return jax.eval_shape(one_stretch, corpus, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), sizes.seeds)))
 
 
-_FEW = ("dsgd", "dsgd_gclip", "nsgdm", "gt_nsgd", "gt_nsgdm")
-
 EXPERIMENT = Experiment(
     name="gt-nsgdm",
     summary="decentralised training under heavy-tailed gradient noise: normalisation, momentum and gradient tracking",
@@ -529,6 +537,7 @@ EXPERIMENT = Experiment(
             regression_methods=("gt_nsgdm",),
             noises=("stable",),
             regression_steps=200,
+            regression_step_sizes=3,
             regression_seeds=2,
             horizons=(256, 512),
             networks=(2, 8),
@@ -536,25 +545,32 @@ EXPERIMENT = Experiment(
             trials=2,
             lm_methods=("gt_nsgdm",),
             topologies=("ring",),
-            vocabulary=64,
+            vocabulary=32,
             hidden=16,
             heads=2,
             context=8,
             batch=2,
             lm_steps=4,
             lm_evaluations=2,
+            held_out_windows=16,
+            lm_step_sizes=2,
             lm_seeds=4,
             tail_draws=0,
         ),
         "quick": Config(
-            regression_methods=_FEW,
+            regression_methods=("dsgd", "dsgd_gclip", "gt_nsgd", "gt_nsgdm"),
             noises=("stable",),
+            regression_step_sizes=9,
             horizons=(256, 1024, 4096),
-            networks=(2, 16),
+            networks=(2, 32),
             lm_methods=("dsgd_gclip", "nsgdm", "gt_nsgdm"),
             topologies=("ring",),
-            lm_steps=150,
-            lm_evaluations=3,
+            lm_steps=100,
+            lm_evaluations=2,
+            held_out_windows=256,
+            lm_step_sizes=4,
+            lm_seeds=4,
+            tail_draws=64,
         ),
         "cpu": Config(),
         "paper": Config(

@@ -28,7 +28,6 @@ __all__ = ["Corpus", "LanguageModelConfig", "Progress", "Task", "load_corpus", "
 # Smallest step size of each kind of method; the grid spans two and a half decades from there.
 _LOWEST_RATE = {"gradient": 0.03, "clipped": 0.3, "unit": 0.01, "coordinate": 0.001}
 _SECOND = {"beta": (0.8, 0.9), "max_norm": (0.1, 1.0), "max_value": (0.001, 0.01), "scale": (1.0, 10.0)}
-_GRID_POINTS = 6
 _EVALUATION_BATCH = 64
 
 
@@ -49,6 +48,8 @@ class LanguageModelConfig:
     batch: int
     steps: int
     evaluations: int
+    held_out_windows: int
+    step_sizes: int
     seeds: int
     devices: int
 
@@ -71,7 +72,7 @@ class Corpus(NamedTuple):
 
     Attributes:
       shards: one row of tokens a node.
-      validation: windows for the choice of hyperparameters.
+      validation: windows for the choice of hyperparameters, spread over the text.
       test: windows for the results.
       unknown: share of the training words outside the vocabulary.
     """
@@ -109,8 +110,10 @@ def load_corpus(config: LanguageModelConfig) -> Corpus:
             f"{len(words)} words in {', '.join(config.corpora)} are too few to hold out two blocks of {length} or more"
         )
 
+    stride = max(1, len(blocks) // 2 * (blocks.shape[1] // length) // config.held_out_windows)
+
     def windows(some_blocks: np.ndarray) -> np.ndarray:
-        return some_blocks[:, : blocks.shape[1] // length * length].reshape(-1, length)
+        return some_blocks[:, : blocks.shape[1] // length * length].reshape(-1, length)[::stride]
 
     shards = shard_tokens(tokens, config.nodes, mode=config.sharding)
     halves = len(blocks) // 2
@@ -118,10 +121,10 @@ def load_corpus(config: LanguageModelConfig) -> Corpus:
     return Corpus(shards, validation, test, float((tokens == 0).mean()))
 
 
-def tuning_grid(method: Method) -> Float[np.ndarray, "configurations 2"]:
-    """Rows (learning rate, second hyperparameter): twelve for every method."""
+def tuning_grid(method: Method, *, step_sizes: int) -> Float[np.ndarray, "configurations 2"]:
+    """Rows (learning rate, second hyperparameter): twice ``step_sizes`` for every method."""
     low = _LOWEST_RATE[method.scale]
-    return configurations(method, low=low, high=low * 10**2.5, points=_GRID_POINTS, second=_SECOND)
+    return configurations(method, low=low, high=low * 10**2.5, points=step_sizes, second=_SECOND)
 
 
 class Task:

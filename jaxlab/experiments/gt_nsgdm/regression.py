@@ -48,7 +48,7 @@ NOISES: Mapping[str, noise.Sampler] = {
 }
 
 # The published grid spans 0.001 to 10; second hyperparameters at three values a method.
-_GRID = {"low": 1e-3, "high": 10.0, "points": 13}
+_STEP_SIZES = (1e-3, 10.0)
 _SECOND = {
     "beta": (0.5, 0.9, 0.99),
     "max_norm": (1.0, 10.0, 100.0),
@@ -170,9 +170,15 @@ def tune(
     problem: Problem,
     tuning_noise: Float[Array, "steps 1 n d"],
     fresh_noise: Float[Array, "steps seeds n d"],
+    *,
+    step_sizes: int,
 ) -> Sweep:
-    """Choose hyperparameters on the ring and one stream of noise, and run the choice on others."""
-    grid = configurations(method, second=_SECOND, **_GRID)
+    """Choose hyperparameters on the ring and one stream of noise, and run the choice on others.
+
+    The grid has three times ``step_sizes`` configurations.
+    """
+    low, high = _STEP_SIZES
+    grid = configurations(method, low=low, high=high, points=step_sizes, second=_SECOND)
     which = jnp.zeros(len(grid), jnp.int32)
     trace = simulate(method, jnp.asarray(grid), which, tuning_noise, jnp.asarray(RING), problem)
     errors = np.nan_to_num(last_tenth(np.asarray(trace.error)), nan=np.inf)
