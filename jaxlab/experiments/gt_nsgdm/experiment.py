@@ -97,6 +97,8 @@ class Config:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            if value == ():
+                raise ValueError(f"{field.name} must not be empty")
             for number in value if isinstance(value, tuple) else (value,):
                 least = 0 if field.name == "tail_draws" else 1
                 if isinstance(number, int) and not isinstance(number, bool) and number < least:
@@ -107,8 +109,8 @@ class Config:
             ("noises", self.noises, regression.NOISES),
             ("topologies", self.topologies, _TOPOLOGIES),
         ):
-            if not values or any(value not in known for value in values):
-                raise ValueError(f"{name} must be some of {', '.join(known)}, got {', '.join(values) or 'none'}")
+            if any(value not in known for value in values):
+                raise ValueError(f"{name} must be some of {', '.join(known)}, got {', '.join(values)}")
         for name, value, unit in (
             ("regression_steps", self.regression_steps, 100),
             ("lm_steps", self.lm_steps, self.lm_evaluations),
