@@ -88,16 +88,6 @@ def test_simulation_equals_a_loop_over_nodes():
         assert trace.motion[run, -1] == pytest.approx(max(motion[100:]), rel=1e-3)
 
 
-def test_noise_free_regression_finds_the_weights():
-    quiet = jnp.zeros((3000, 1, 20, 20))
-    final = regression.run_tuned(
-        METHODS["gt_dsgd"], problem(), np.array([1.0, 0.0]), quiet, mixing_matrix=topology.complete(20)
-    )
-    error = final["error"][0]
-    assert (np.diff(error) < 0).all()  # descent, slow at the end: features that are mostly 0 are badly conditioned
-    assert error[-1] < 0.2 * np.linalg.norm(problem().target)
-
-
 def test_plateau_of_a_known_curve():
     """Errors 1 over two of four decades, a thousandfold outside: two decades, and a part of a step at each end."""
     rates_ = np.geomspace(1e-3, 10.0, 9)  # half a decade apart
