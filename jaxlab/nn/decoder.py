@@ -206,7 +206,7 @@ class Decoder(nnx.Module):
         tokens: Int[Array | np.ndarray, "b t"],
         *,
         positions: Int[Array | np.ndarray, "#b t"] | None = None,
-        block_mask: Float[Array | np.ndarray, "layers"] | None = None,
+        block_mask: Float[Array | np.ndarray, " layers"] | None = None,
     ) -> Float[Array, "b t v"]:
         """Logits, float32, of the token that follows each token.
 

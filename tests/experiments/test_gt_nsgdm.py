@@ -11,11 +11,11 @@ from scipy import optimize
 
 from jaxlab.data import load_text, split_words
 from jaxlab.experiments.gt_nsgdm import bias, language_model, rates, regression
-from jaxlab.experiments.gt_nsgdm.experiment import EXPERIMENT, Config
+from jaxlab.experiments.gt_nsgdm.config import PRESETS, Config
 from jaxlab.experiments.gt_nsgdm.methods import METHODS, configurations, select
 from jaxlab.optim import topology
 
-SMOKE = EXPERIMENT.presets["smoke"]
+SMOKE = PRESETS["smoke"]
 
 
 # Where the methods come to rest on three nodes (specified in closed form; bias.STEP is the length of a step).

@@ -24,6 +24,7 @@ from jaxlab.optim import (
     topology,
     track_gradients,
 )
+from jaxlab.optim.mixing.mixer import BUCKET_LIMIT
 
 N = 24  # nodes: 1 device holds 24 of them, 2 hold 12, 4 hold 6, 8 hold 3
 NODE = PartitionSpec("node")
@@ -348,7 +349,7 @@ def test_a_ring_sends_boundary_rows_only(node_mesh) -> None:
 
 @pytest.mark.parametrize("exchange", ["neighbours", "all_gather"])
 def test_small_leaves_of_one_dtype_travel_together_and_large_ones_alone(exchange: str, node_mesh) -> None:
-    limit = mixing._BUCKET_LIMIT
+    limit = BUCKET_LIMIT
     sizes = {"small": limit - 1, "other": 7, "at the limit": limit, "large": limit + 1}
     tree = {name: _random.normal(size=(8, size)).astype(np.float32) for name, size in sizes.items()}
     tree |= {"scalar": np.arange(8.0, dtype=np.float32), "half": np.ones((8, 3), jnp.bfloat16)}

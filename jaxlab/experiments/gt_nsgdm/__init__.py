@@ -4,7 +4,8 @@
 * :mod:`~jaxlab.experiments.gt_nsgdm.regression`: robust regression under Gaussian, Student-t and stable noise.
 * :mod:`~jaxlab.experiments.gt_nsgdm.rates`: convergence rate and speed-up with the number of nodes.
 * :mod:`~jaxlab.experiments.gt_nsgdm.language_model`: decentralised training of a decoder on real text.
-* :mod:`~jaxlab.experiments.gt_nsgdm.experiment`: the claims and the run that measures them.
+* :mod:`~jaxlab.experiments.gt_nsgdm.claims`, :mod:`~jaxlab.experiments.gt_nsgdm.config`: bounds and sizes.
+* :mod:`~jaxlab.experiments.gt_nsgdm.experiment`: the run that measures the claims.
 """
 
 from jaxlab.experiments.gt_nsgdm.experiment import EXPERIMENT

@@ -1,153 +1,23 @@
-"""The claims of the paper on GT-NSGDm, and the run that measures them."""
+"""The run that measures the claims of the paper on GT-NSGDm."""
 
 import dataclasses
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
-from jaxlab.experiments.base import Claim, Experiment, Run
+from jaxlab.experiments.base import Experiment, Run
 from jaxlab.experiments.gt_nsgdm import bias, figures, language_model, rates, regression
+from jaxlab.experiments.gt_nsgdm.claims import CLAIMS
+from jaxlab.experiments.gt_nsgdm.config import PRESETS, TOPOLOGIES, Config
 from jaxlab.experiments.gt_nsgdm.methods import METHODS, select
 from jaxlab.optim import noise, topology
 
-__all__ = ["EXPERIMENT", "Config"]
-
-_ALL_METHODS = tuple(METHODS)
-_TOPOLOGIES = {
-    "ring": topology.ring,
-    "exponential": topology.directed_exponential,
-    "complete": topology.complete,
-}
-
-
-@dataclass(frozen=True)
-class Config:
-    """Sizes of all parts."""
-
-    bias_steps: int = 10_000
-    """steps of the three-node example"""
-    regression_methods: tuple[str, ...] = _ALL_METHODS
-    """methods of the regression"""
-    noises: tuple[str, ...] = ("gaussian", "student_t", "stable")
-    """gradient noise of the regression: gaussian, student_t, stable"""
-    regression_steps: int = 10_000
-    """steps of the regression, a multiple of 100"""
-    regression_step_sizes: int = 13
-    """step sizes between 0.001 and 10 that a method is tuned on, at three values of its second hyperparameter"""
-    regression_seeds: int = 5
-    """fresh noise streams that a tuned method is judged on"""
-    horizons: tuple[int, ...] = (256, 1024, 4096, 16_384, 65_536)
-    """numbers of steps between which the rate is measured, multiples of 256"""
-    networks: tuple[int, ...] = (2, 4, 8, 16, 32)
-    """numbers of nodes between which the speed-up is measured"""
-    speedup_steps: int = 4096
-    """steps of the speed-up runs, a multiple of 256"""
-    trials: int = 8
-    """noise streams of the rate and speed-up runs"""
-    lm_methods: tuple[str, ...] = _ALL_METHODS
-    """methods of the language model"""
-    topologies: tuple[str, ...] = ("ring", "exponential", "complete")
-    """graphs of the language model: ring, exponential, complete; methods are tuned on the first"""
-    topology_methods: tuple[str, ...] = ("gt_nsgdm",)
-    """methods that train the language model on the other graphs too"""
-    corpora: tuple[str, ...] = ("python-topics", "python-source")
-    """texts, one after the other: a file, a folder of $JAXLAB_DATA, python-topics (reference manual), python-source
-    (standard library), hf:OWNER/NAME[:COLUMN] or tfds:NAME[:FEATURE]"""
-    corpus_split: str | None = None
-    """split of the corpora, where they have several"""
-    vocabulary: int = 512
-    """words known to the language model"""
-    sharding: Literal["contiguous", "iid"] = "contiguous"
-    """contiguous parts of the text (nodes differ) or shuffled chunks (nodes are alike)"""
-    leaky_attention: bool = False
-    """let tokens see later ones, as the published script does; its losses of 0.25 nats come from there"""
-    nodes: int = 8
-    """nodes of the language model"""
-    hidden: int = 32
-    """width of the decoder"""
-    layers: int = 1
-    """blocks of the decoder"""
-    heads: int = 4
-    """attention heads"""
-    context: int = 16
-    """tokens a prediction can look at"""
-    batch: int = 8
-    """sequences per node and step"""
-    lm_steps: int = 400
-    """training steps"""
-    lm_evaluations: int = 8
-    """times the held-out loss is looked at, a divisor of lm_steps"""
-    held_out_windows: int = 640
-    """windows of held-out text, at most, to choose hyperparameters on, and as many to judge on"""
-    lm_step_sizes: int = 6
-    """step sizes over two and a half decades that a method is tuned on, at two values of its second hyperparameter"""
-    lm_seeds: int = 3
-    """fresh seeds that a tuned method is judged on; as many configurations are tuned at once"""
-    tail_draws: int = 256
-    """minibatches a node from which the tail of the gradient noise is estimated; 0 leaves that out"""
-    devices: int = 1
-    """devices over which the nodes of the language model are spread"""
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value == ():
-                raise ValueError(f"{field.name} must not be empty")
-            for number in value if isinstance(value, tuple) else (value,):
-                least = 0 if field.name == "tail_draws" else 1
-                if isinstance(number, int) and not isinstance(number, bool) and number < least:
-                    raise ValueError(f"{field.name} must be at least {least}, got {number}")
-        select(self.regression_methods)
-        select((*self.lm_methods, *self.topology_methods))
-        for name, values, known in (
-            ("noises", self.noises, regression.NOISES),
-            ("topologies", self.topologies, _TOPOLOGIES),
-        ):
-            if any(value not in known for value in values):
-                raise ValueError(f"{name} must be some of {', '.join(known)}, got {', '.join(values)}")
-        for name, value, unit in (
-            ("regression_steps", self.regression_steps, 100),
-            ("lm_steps", self.lm_steps, self.lm_evaluations),
-            ("speedup_steps", self.speedup_steps, rates.BLOCK),
-            *(("horizons", horizon, rates.BLOCK) for horizon in self.horizons),
-        ):
-            if value % unit:
-                raise ValueError(f"{name} must be a multiple of {unit}, got {value}")
-        for name, values in (("horizons", self.horizons), ("networks", self.networks)):
-            if len(set(values)) < 2:
-                raise ValueError(f"{name} needs at least two different values, got {values}")
-        if self.nodes % self.devices:
-            raise ValueError(f"devices must divide the {self.nodes} nodes, got {self.devices}")
-        _ = self.language_model.decoder  # raises for sizes that do not fit
-
-    @property
-    def language_model(self) -> language_model.LanguageModelConfig:
-        """The part on the language model."""
-        return language_model.LanguageModelConfig(
-            corpora=self.corpora,
-            split=self.corpus_split,
-            vocabulary=self.vocabulary,
-            sharding=self.sharding,
-            leaky_attention=self.leaky_attention,
-            nodes=self.nodes,
-            hidden=self.hidden,
-            layers=self.layers,
-            heads=self.heads,
-            context=self.context,
-            batch=self.batch,
-            steps=self.lm_steps,
-            evaluations=self.lm_evaluations,
-            held_out_windows=self.held_out_windows,
-            step_sizes=self.lm_step_sizes,
-            seeds=self.lm_seeds,
-            devices=self.devices,
-        )
+__all__ = ["EXPERIMENT"]
 
 
 class Trained(NamedTuple):
@@ -167,87 +37,6 @@ class Trained(NamedTuple):
     def final(self) -> np.ndarray:
         """Loss at the end, ``[runs, n]``."""
         return self.losses[-1]
-
-
-_CLAIMS = (
-    Claim(
-        "naive_normalisation_is_biased",
-        "Normalising local gradients without tracking converges to a point that is not stationary: with centres "
-        "0, 0, 9 the gradient norm there is 3.",
-        ">",
-        2.9,
-    ),
-    Claim(
-        "tracking_removes_the_bias",
-        "With gradient tracking the gradient norm at the end is at most the step size.",
-        "<=",
-        bias.STEP,
-    ),
-    Claim(
-        "momentum_beats_skewed_noise",
-        "Under skewed stable noise, the error without momentum is at least twice that of GT-NSGDm.",
-        ">=",
-        2.0,
-    ),
-    Claim(
-        "wide_step_size_plateau",
-        "Under stable noise, GT-NSGDm comes within twice its best error over more decades of step sizes than DSGD "
-        "within twice its own (ratio of the widths).",
-        ">",
-        1.0,
-    ),
-    Claim(
-        "bounded_motion",
-        "Whatever the gradients, the average of the nodes moves by at most the step size a step, and the nodes stay "
-        "within rho sqrt(n) / (1 - rho) step sizes of it (the larger ratio to its bound; 1 % for float32 rounding).",
-        "<=",
-        1.01,
-    ),
-    Claim(
-        "rate_matches_theory",
-        "With the tail index p = 1.5 known, the average gradient norm falls like T^(-(p-1)/(3p-2)) = T^-0.2.",
-        "in",
-        (-0.25, -0.12),
-    ),
-    Claim(
-        "rate_matches_theory_without_tail_index",
-        "Without knowing p, it falls like T^-0.167 at last, and T^-0.25 before.",
-        "in",
-        (-0.28, -0.14),
-    ),
-    Claim(
-        "speedup_with_nodes",
-        "More nodes end lower: the gradient norm on the largest network over that on the smallest, where the noise "
-        "term alone would give the ratio of sizes to the power -1/3.",
-        "<",
-        0.75,
-    ),
-    Claim(
-        "topology_independent",
-        "Under stable noise, the ring (rho = 0.904) ends as low as the complete graph (ratio of the errors).",
-        "<=",
-        1.25,
-    ),
-    Claim(
-        "language_model_loss",
-        "GT-NSGDm reaches the lowest held-out loss of all methods (lowest other minus GT-NSGDm, nats per token).",
-        ">",
-        0.0,
-    ),
-    Claim(
-        "language_model_loss_one_step_size",
-        "GT-NSGDm reaches the lowest held-out loss of the methods that use one step size for all coordinates, that "
-        "is all but GT-Adam (lowest other minus GT-NSGDm, nats per token).",
-        ">",
-        0.0,
-    ),
-    Claim(
-        "language_model_tracking",
-        "On shards that differ, tracking is worth at least 0.1 nats per token (NSGDm minus GT-NSGDm).",
-        ">=",
-        0.1,
-    ),
-)
 
 
 def run(config: Config, run: Run) -> None:
@@ -404,7 +193,7 @@ def _language_model(
     # All configurations are tried with the same parameters and the same batches.
     tuning_keys = jnp.broadcast_to(tuning_key, (slots,))
     final_keys = jax.random.split(final_key, slots)
-    graphs = {name: _TOPOLOGIES[name](config.nodes) for name in config.topologies}
+    graphs = {name: TOPOLOGIES[name](config.nodes) for name in config.topologies}
 
     def tune(name: str) -> np.ndarray:
         grid = language_model.tuning_grid(METHODS[name], step_sizes=config.lm_step_sizes)
@@ -532,64 +321,8 @@ def _shapes(config: Config) -> Any:
 EXPERIMENT = Experiment(
     name="gt-nsgdm",
     summary="decentralised training under heavy-tailed gradient noise: normalisation, momentum and gradient tracking",
-    claims=_CLAIMS,
-    presets={
-        "smoke": Config(
-            bias_steps=100,
-            regression_methods=("gt_nsgdm",),
-            noises=("stable",),
-            regression_steps=200,
-            regression_step_sizes=3,
-            regression_seeds=2,
-            horizons=(256, 512),
-            networks=(2, 8),
-            speedup_steps=256,
-            trials=2,
-            lm_methods=("gt_nsgdm",),
-            topologies=("ring",),
-            vocabulary=32,
-            hidden=16,
-            heads=2,
-            context=8,
-            batch=2,
-            lm_steps=4,
-            lm_evaluations=2,
-            held_out_windows=16,
-            lm_step_sizes=2,
-            lm_seeds=4,
-            tail_draws=0,
-        ),
-        "quick": Config(
-            regression_methods=("dsgd", "dsgd_gclip", "gt_nsgd", "gt_nsgdm"),
-            noises=("stable",),
-            regression_step_sizes=9,
-            horizons=(256, 1024, 4096),
-            networks=(2, 32),
-            lm_methods=("dsgd_gclip", "nsgdm", "gt_nsgdm"),
-            topologies=("ring",),
-            lm_steps=100,
-            lm_evaluations=2,
-            held_out_windows=256,
-            lm_step_sizes=4,
-            lm_seeds=4,
-            tail_draws=64,
-        ),
-        "cpu": Config(),
-        "paper": Config(
-            corpora=("hf:bentrevett/multi30k:en",),
-            sharding="iid",
-            topology_methods=_ALL_METHODS,
-            vocabulary=10_000,
-            hidden=128,
-            layers=2,
-            context=64,
-            batch=64,
-            lm_steps=1200,
-            lm_evaluations=12,
-            lm_seeds=5,
-            devices=8,
-        ),
-    },
+    claims=CLAIMS,
+    presets=PRESETS,
     run=run,
     shapes=_shapes,
 )
