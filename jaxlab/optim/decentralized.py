@@ -90,7 +90,7 @@ class GTNSGDmHyperparameters(NamedTuple):
 class QuasiGlobalState(NamedTuple):
     """State of :func:`qg_dsgdm`: steps so far and each node's quasi-global momentum."""
 
-    count: Int[Array, ""]
+    count: Int[Array, ""]  # type: ignore[assignment]  # tuple.count is not missed
     momentum: optax.Updates
 
 
@@ -303,7 +303,7 @@ def qg_dsgdm(
         return QuasiGlobalState(jnp.zeros([], jnp.int32), zeros_for(params))
 
     def update(updates, state, params=None, **extra_args: Any):
-        rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
+        rate = learning_rate(state.count) if callable(learning_rate) else learning_rate  # type: ignore[misc]
         step = jax.tree.map(lambda g, m: -rate * (beta * m + g.astype(m.dtype)), updates, state.momentum)
         moved, combined = combine.update(step, transforms.GossipState(state.count), params, **extra_args)
         # A schedule that starts or ends at 0 must not turn a displacement of rounding errors into the momentum.

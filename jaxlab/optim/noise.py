@@ -25,7 +25,7 @@ class GradientNoiseState(NamedTuple):
     """State of :func:`add_gradient_noise`: the key it started with and the steps so far."""
 
     key: Key[Array, ""]
-    count: Int[Array, ""]
+    count: Int[Array, ""]  # type: ignore[assignment]  # tuple.count is not missed
 
 
 def alpha_stable(

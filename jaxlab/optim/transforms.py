@@ -53,7 +53,7 @@ class TrackingState(NamedTuple):
       previous: the updates of the step before.
     """
 
-    count: Int[Array, ""]
+    count: Int[Array, ""]  # type: ignore[assignment]  # tuple.count is not missed
     tracker: optax.Updates
     previous: optax.Updates
 
@@ -68,7 +68,7 @@ class MomentumTrackingState(NamedTuple):
       skipped: ``[n]``, how many gradients of each node were left out because they were not finite.
     """
 
-    count: Int[Array, ""]
+    count: Int[Array, ""]  # type: ignore[assignment]  # tuple.count is not missed
     momentum: optax.Updates
     tracker: optax.Updates
     skipped: Int[Array, " n"]
@@ -77,13 +77,13 @@ class MomentumTrackingState(NamedTuple):
 class GossipState(NamedTuple):
     """State of :func:`gossip`: exchanges so far."""
 
-    count: Int[Array, ""]
+    count: Int[Array, ""]  # type: ignore[assignment]  # tuple.count is not missed
 
 
 class SmoothClipState(NamedTuple):
     """State of :func:`smooth_clip_error_feedback`: steps so far and each node's gradient estimate."""
 
-    count: Int[Array, ""]
+    count: Int[Array, ""]  # type: ignore[assignment]  # tuple.count is not missed
     estimate: optax.Updates
 
 
@@ -228,7 +228,7 @@ def clip_per_node(max_norm: ScalarOrSchedule, *, model_axes: tuple[str, ...] = (
 
     def update(updates, state, params=None):
         del params
-        clipped = clip(updates, max_norm(state.count))
+        clipped = clip(updates, max_norm(state.count))  # type: ignore[misc]
         return clipped, optax.ScaleByScheduleState(optax.safe_increment(state.count))
 
     return optax.GradientTransformation(lambda params: optax.ScaleByScheduleState(jnp.zeros([], jnp.int32)), update)

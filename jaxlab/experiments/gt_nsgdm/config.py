@@ -1,9 +1,11 @@
 """The sizes of the experiment on GT-NSGDm, at every preset."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
 
 from jaxlab.experiments.gt_nsgdm import language_model, rates, regression
 from jaxlab.experiments.gt_nsgdm.methods import METHODS, select
@@ -13,7 +15,7 @@ __all__ = ["PRESETS", "TOPOLOGIES", "Config"]
 
 _ALL_METHODS = tuple(METHODS)
 
-TOPOLOGIES = {
+TOPOLOGIES: Mapping[str, Callable[[int], np.ndarray]] = {
     "ring": topology.ring,
     "exponential": topology.directed_exponential,
     "complete": topology.complete,
@@ -113,9 +115,9 @@ class Config:
         ):
             if value % unit:
                 raise ValueError(f"{name} must be a multiple of {unit}, got {value}")
-        for name, values in (("horizons", self.horizons), ("networks", self.networks)):
-            if len(set(values)) < 2:
-                raise ValueError(f"{name} needs at least two different values, got {values}")
+        for name, sizes in (("horizons", self.horizons), ("networks", self.networks)):
+            if len(set(sizes)) < 2:
+                raise ValueError(f"{name} needs at least two different values, got {sizes}")
         if self.nodes % self.devices:
             raise ValueError(f"devices must divide the {self.nodes} nodes, got {self.devices}")
         _ = self.language_model.decoder  # raises for sizes that do not fit

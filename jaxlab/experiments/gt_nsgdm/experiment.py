@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -58,11 +59,14 @@ def run(config: Config, run: Run) -> None:
         + with_tails
     )
 
+    # First, since a corpus that is missing should not be found out after minutes.
+    sizes = config.language_model
+    task = language_model.Task(sizes, language_model.load_corpus(sizes))
     problem_key, noise_key, rate_key, model_key = jax.random.split(run.key, 4)
     with_bias = _bias(config, run, cost=2.0)
     sweeps = _regression(config, run, problem_key, noise_key, cost=cost_of_regression)
     norms = _rates(config, run, rate_key, cost=cost_of_rates)
-    trained, tails = _language_model(config, run, model_key, cost=cost_of_training)
+    trained, tails = _language_model(config, run, task, model_key, cost=cost_of_training)
     for name in [name for name in METHODS if name in trained or any(name in of_kind for of_kind in sweeps.values())]:
         run.row(name, **_columns(name, sweeps, trained))
     for name in [name for name in trained if name not in METHODS]:
@@ -162,11 +166,11 @@ def _rates(config: Config, run: Run, key: Key[Array, ""], *, cost: float) -> dic
     norms = {
         name: run.stage(
             f"rate_tail_index_{name}",
-            lambda name=name: rates.norm_by_horizon(
-                key, config.horizons, knows_tail=name == "known", trials=config.trials
+            functools.partial(
+                rates.norm_by_horizon, key, config.horizons, knows_tail=name == "known", trials=config.trials
             ),
             cost=share,
-            log=lambda _, values, name=name: {"tail_index": name, "gradient_norm": values.mean(1)},
+            log=lambda _, values: {"gradient_norm": values.mean(1)},
         )
         for name in rates.THEORY_SLOPES
     }
@@ -184,10 +188,8 @@ def _rates(config: Config, run: Run, key: Key[Array, ""], *, cost: float) -> dic
 
 
 def _language_model(
-    config: Config, run: Run, key: Key[Array, ""], *, cost: float
+    config: Config, run: Run, task: language_model.Task, key: Key[Array, ""], *, cost: float
 ) -> tuple[dict[str, Trained], dict[str, np.ndarray]]:
-    sizes = config.language_model
-    task = language_model.Task(sizes, language_model.load_corpus(sizes))
     tuning_key, final_key, tail_key = jax.random.split(key, 3)
     slots = config.lm_seeds
     # All configurations are tried with the same parameters and the same batches.
@@ -197,14 +199,14 @@ def _language_model(
 
     def tune(name: str) -> np.ndarray:
         grid = language_model.tuning_grid(METHODS[name], step_sizes=config.lm_step_sizes)
-        padded = np.concatenate([grid, grid[: -len(grid) % slots]])
+        batches = math.ceil(len(grid) / slots)
+        padded = np.resize(grid, (batches * slots, 2))
 
         def body(carry: tuple[()], index: int) -> tuple[tuple[()], Array]:
             some = padded[index * slots : (index + 1) * slots]
             params = task.train(METHODS[name], some, graphs[config.topologies[0]], tuning_keys)
             return carry, task.evaluate(params, split="validation").mean(1)
 
-        batches = len(padded) // slots
         _, losses = run.loop(
             f"tune_{name}", body, (), batches, cost=0.75 * cost, log=lambda i, loss: {"method": name, "loss": loss}
         )
@@ -286,7 +288,7 @@ def _columns(
     name: str, sweeps: Mapping[str, Mapping[str, regression.Sweep]], trained: Mapping[str, Trained]
 ) -> dict[str, Any]:
     """The table's numbers: regression error under each noise, then held-out loss and the disagreement between nodes."""
-    numbers = {}
+    numbers: dict[str, Any] = {}
     for kind, of_kind in sweeps.items():
         if name in of_kind:
             numbers |= {f"{kind}_mean": of_kind[name].errors.mean(), f"{kind}_std": of_kind[name].errors.std()}
@@ -305,9 +307,9 @@ def _shapes(config: Config) -> Any:
     sizes = config.language_model
     windows = jax.ShapeDtypeStruct((2, sizes.context + 1), jnp.int32)
     shards = jax.ShapeDtypeStruct((sizes.nodes, sizes.context * 4), jnp.int32)
-    corpus = language_model.Corpus(shards, windows, windows, 0.0)
 
-    def one_stretch(corpus: language_model.Corpus, keys: Key[Array, " runs"]) -> Any:
+    def one_stretch(shards: Array, windows: Array, keys: Key[Array, " runs"]) -> Any:
+        corpus = language_model.Corpus(shards, windows, windows, 0.0)
         task = language_model.Task(dataclasses.replace(sizes, devices=1), corpus)
         rates_of_runs = jnp.ones((sizes.seeds, 2)) * 0.5
         matrix = jnp.asarray(topology.ring(sizes.nodes))
@@ -315,7 +317,9 @@ def _shapes(config: Config) -> Any:
         progress = task.stretch(METHODS["gt_nsgdm"], rates_of_runs, matrix, progress, 0)
         return progress, task.evaluate(progress.params, split="test")
 
-    return jax.eval_shape(one_stretch, corpus, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), sizes.seeds)))
+    return jax.eval_shape(
+        one_stretch, shards, windows, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), sizes.seeds))
+    )
 
 
 EXPERIMENT = Experiment(

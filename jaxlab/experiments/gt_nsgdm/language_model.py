@@ -77,9 +77,9 @@ class Corpus(NamedTuple):
       unknown: share of the training words outside the vocabulary.
     """
 
-    shards: Int[np.ndarray, "n tokens"]
-    validation: Int[np.ndarray, "windows length"]
-    test: Int[np.ndarray, "windows length"]
+    shards: Int[np.ndarray | Array, "n tokens"]
+    validation: Int[np.ndarray | Array, "validation length"]
+    test: Int[np.ndarray | Array, "test length"]
     unknown: float
 
 
@@ -104,16 +104,16 @@ def load_corpus(config: LanguageModelConfig) -> Corpus:
     vocabulary = Vocabulary.build(words[train].tolist(), config.vocabulary)
     tokens = vocabulary.encode(words[train].tolist())
     blocks = vocabulary.encode(words[held_out.ravel()].tolist()).reshape(held_out.shape)
-    length = config.context + 1
-    if len(blocks) < 2 or blocks.shape[1] < length:
+    length, width = config.context + 1, np.shape(blocks)[-1]
+    if len(blocks) < 2 or width < length:
         raise ValueError(
             f"{len(words)} words in {', '.join(config.corpora)} are too few to hold out two blocks of {length} or more"
         )
 
-    stride = max(1, len(blocks) // 2 * (blocks.shape[1] // length) // config.held_out_windows)
+    stride = max(1, len(blocks) // 2 * (width // length) // config.held_out_windows)
 
     def windows(some_blocks: np.ndarray) -> np.ndarray:
-        return some_blocks[:, : blocks.shape[1] // length * length].reshape(-1, length)[::stride]
+        return some_blocks[:, : width // length * length].reshape(-1, length)[::stride]
 
     shards = shard_tokens(tokens, config.nodes, mode=config.sharding)
     halves = len(blocks) // 2
@@ -160,7 +160,8 @@ class Task:
             return method.make(rates[0], rates[1], optim.MeanMixer(self.config.nodes)).init(params)
 
         state = jax.vmap(init_state)(jnp.asarray(hyperparameters, jnp.float32), params)
-        return Progress(*jax.tree.map(self._spread, (params, state)), jnp.stack(train_keys))
+        params, state = jax.tree.map(self._spread, (params, state))
+        return Progress(params, state, jnp.stack(train_keys))
 
     def stretch(
         self,

@@ -108,7 +108,8 @@ def _simulate(
         return optax.apply_updates(params, updates), state, jnp.linalg.norm(average_gradient, axis=1).mean()
 
     def step(network: Any, gradient_noise: Float[Array, "trials n d"]):
-        params, state, norm = jax.vmap(one_trial)(*network, gradient_noise)
+        params, state = network
+        params, state, norm = jax.vmap(one_trial)(params, state, gradient_noise)
         return (params, state), norm
 
     network, norms = jax.lax.scan(step, network, draws)

@@ -44,7 +44,7 @@ def make_mixer(
         topology.validate_mixing(product(np.stack(members)), allow_disconnected=allow_disconnected)
         if axis_name is None and exchange != "sparse":
             return DenseMixer(np.stack(members))
-        if exchange == "all_gather":
+        if axis_name is not None and exchange == "all_gather":
             return AllGatherMixer(np.stack(members), axis_name)
         return SequenceMixer(tuple(_static_mixer(member, axis_name, exchange) for member in members))
     return _static_mixer(topology.validate_mixing(array, allow_disconnected=allow_disconnected), axis_name, exchange)

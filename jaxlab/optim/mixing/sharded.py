@@ -36,8 +36,10 @@ class CirculantMixer(LeafwiseMixer):
     def _mix_leaf(self, leaf: Array, *, step: Step) -> Array:
         del step
         dtype = accumulator(leaf)
-        rolled = (weight * self._roll(leaf, offset).astype(dtype) for offset, weight in self.weights.items())
-        return sum(rolled).astype(leaf.dtype)
+        mixed = jnp.zeros_like(leaf, dtype)
+        for offset, weight in self.weights.items():
+            mixed += weight * self._roll(leaf, offset).astype(dtype)
+        return mixed.astype(leaf.dtype)
 
     def _roll(self, leaf: Array, offset: int) -> Array:
         """Row ``a`` of the result is global row ``a + offset``."""

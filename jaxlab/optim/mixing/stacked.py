@@ -55,9 +55,9 @@ class SparseMixer(LeafwiseMixer):
         # The largest weights first; a row with fewer neighbours is padded with weights of zero.
         neighbours = np.argsort(-self.matrix, axis=1, kind="stable")[:, :degree]
         weights = np.take_along_axis(self.matrix, neighbours, axis=1)
-        mixed = sum(
-            _per_row(weights[:, k], leaf.ndim, dtype) * leaf[neighbours[:, k]].astype(dtype) for k in range(degree)
-        )
+        mixed = jnp.zeros_like(leaf, dtype)
+        for k in range(degree):
+            mixed += _per_row(weights[:, k], leaf.ndim, dtype) * leaf[neighbours[:, k]].astype(dtype)
         return mixed.astype(leaf.dtype)
 
 
