@@ -59,6 +59,20 @@ def test_two_special_laws_in_closed_form() -> None:
     assert normal.var() == pytest.approx(2 * 3.0**2, rel=0.05)
 
 
+@pytest.mark.parametrize(("df", "scale"), [(1.0, 1.0), (1.5, 2.0), (4.0, 0.5), (50.0, 1.0)])
+def test_student_draws_follow_scipys_law(df: float, scale: float) -> None:
+    samples = np.asarray(noise.student_t(jax.random.key(3), (200, 100), df=df, scale=scale)).ravel()
+    assert stats.kstest(samples, stats.t(df, scale=scale).cdf).pvalue > 1e-3
+    assert stats.kstest(samples, stats.t(df, scale=1.1 * scale).cdf).pvalue < 1e-3  # the comparison can fail
+    assert np.isfinite(np.asarray(noise.student_t(jax.random.key(4), (1_000_000,), df=df))).all()
+
+
+@pytest.mark.parametrize("options", [{"df": 0.0}, {"df": -1.0}, {"df": 2.0, "scale": 0.0}])
+def test_bad_student_laws(options: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"must be positive, got (0.0|-1.0)"):
+        noise.student_t(jax.random.key(0), (2,), **options)
+
+
 def test_a_million_draws_are_finite_and_reach_the_tail() -> None:
     draw = jax.jit(noise.alpha_stable, static_argnames=("shape", "alpha", "beta", "scale"))
     for alpha, beta in ((1.5, 0.5), (0.99, 1.0), (1.001, 1.0), (1.0, -1.0)):

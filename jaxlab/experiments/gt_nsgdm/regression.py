@@ -43,7 +43,7 @@ _TUKEY_CONSTANT = 4.6851  # 95 % efficiency on normal errors, the usual choice
 # Noise per coordinate, as in the paper's figures.
 NOISES: Mapping[str, noise.Sampler] = {
     "gaussian": lambda key, shape: 3.0 * jax.random.normal(key, shape),
-    "student_t": lambda key, shape: jax.random.t(key, 1.5, shape),
+    "student_t": functools.partial(noise.student_t, df=1.5),
     "stable": functools.partial(noise.alpha_stable, alpha=1.5, beta=0.5),
 }
 
