@@ -1,6 +1,7 @@
 """The package itself: what importing it costs, and what the registry says of it."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,17 +11,15 @@ import pytest
 import jaxlab
 from jaxlab.experiments import registry
 
+ROOT = Path(jaxlab.__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 IMPORTED = "import sys; before = set(sys.modules); {}; print(*sorted(set(sys.modules) - before))"
 
 
 def imported_by(statement: str) -> set[str]:
     """Modules that a statement loads in a fresh interpreter."""
     command = [sys.executable, "-c", IMPORTED.format(statement)]
-    return set(
-        subprocess.run(
-            command, capture_output=True, text=True, check=True, cwd=Path(jaxlab.__file__).parents[1]
-        ).stdout.split()
-    )
+    return set(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout.split())
 
 
 def test_import_loads_nothing_else():
@@ -62,3 +61,41 @@ def test_working_methods_exist(method):
     else:
         assert importlib.util.find_spec(method.module)
         assert registry.load(method.name).name == method.name
+
+
+def test_readme_lists_the_methods_of_the_registry():
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \|.*\| `(jaxlab\.\w+)` \| (\w+) \|$", README, flags=re.MULTILINE)
+    assert rows == [(method.name, method.module, method.state) for method in registry.METHODS]
+    for method in registry.METHODS:
+        assert method.title in README
+        assert method.arxiv is None or f"arXiv {method.arxiv}" in README
+
+
+def test_ci_runs_the_commands_of_the_readme():
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    commands = re.findall(r"^python -m pip install -e .*&& .*$", README, flags=re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        assert command in script
+
+
+def test_readme_examples_run():
+    """The first example as it is; the cluster's in one process with eight devices and batches made up."""
+    first, cluster = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    cluster = cluster.replace("jax.distributed.initialize()", "pass").replace("my_batches()", "batches")
+    prelude = (
+        "import numpy as np\nr = np.random.default_rng(0)\ntruth = r.normal(size=16)\nbatches = []\n"
+        "for _ in range(300):\n"
+        "    x = r.normal(size=(8, 4, 16)).astype('float32')\n"
+        "    batches.append({'x': x, 'y': (x @ truth).astype('float32')})\n"
+    )
+    check = "print(float(abs(node_mean(params)['w'] - truth).max()))"
+    outputs = []
+    for code in (first, f"{prelude}{cluster}\n{check}\n"):
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        outputs.append([float(number) for number in done.stdout.split()])
+    assert max(outputs[0]) < 0.01  # what the comment in the example promises
+    # Steps of fixed length 0.05 leave the weights within a few of them.
+    assert outputs[1][0] < 0.2
