@@ -153,7 +153,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, help="JSON file")
     options = parser.parse_args(arguments)
-    if options.steps < 1 or options.peer_steps < 1 or options.steps % options.peer_steps:
+    for name, least in (
+        ("nodes", min(options.nodes)),
+        ("peer-steps", options.peer_steps),
+        ("repeats", options.repeats),
+    ):
+        if least < 1:
+            parser.error(f"--{name} must be at least 1, got {least}")
+    if options.steps < 1 or options.steps % options.peer_steps:
         parser.error(f"--peer-steps must divide --steps, got {options.peer_steps} and {options.steps}")
 
     peer = _import_peer()
@@ -197,9 +204,12 @@ def _compare(
 ) -> list[dict[str, Any]]:
     """One row an implementation, the peer first, all checked against dense mixing on the same graph."""
     start = _flat(problem.start)
-    rows, after_peer_steps = [], {}
+    rows: list[dict[str, Any]] = []
+    after_peer_steps: dict[str, dict[str, np.ndarray]] = {}  # of the first implementation on each graph
 
-    def add(implementation: str, devices: int, timing: Timing, steps: int, params: Any, graph: str) -> None:
+    def add(
+        implementation: str, devices: int, timing: Timing, steps: int, params: dict[str, np.ndarray], graph: str
+    ) -> None:
         who = f"{problem.name} on {nodes} nodes, {implementation}"
         mean, spread = timing.rate(steps)
         rows.append(

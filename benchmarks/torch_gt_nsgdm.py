@@ -43,14 +43,12 @@ class TorchNetwork:
         gradient: Gradient,
     ) -> None:
         nodes = range(len(mixing_matrix))
-        self._start = [_to_torch(start, node) for node in nodes]
+        steps = range(len(next(iter(streamed.values()))))
+        self._start, of_nodes = ([_to_torch(arrays, i) for i in nodes] for arrays in (start, fixed))
+        self._data = [[of_nodes[i] | _to_torch(streamed, (step, i)) for i in nodes] for step in steps]
         self._gradient = gradient
         self._hears = [np.flatnonzero(row).tolist() for row in mixing_matrix]
-        self._weights = [
-            torch.tensor(row[row != 0], dtype=torch.float32, device=DEVICE) for row in np.asarray(mixing_matrix)
-        ]
-        steps = len(next(iter(streamed.values())))
-        self._data = [[_to_torch(fixed, i) | _to_torch(streamed, (step, i)) for i in nodes] for step in range(steps)]
+        self._weights = [torch.tensor(row[row != 0], dtype=torch.float32, device=DEVICE) for row in mixing_matrix]
 
     def train(self, *, learning_rate: float, beta: float) -> dict[str, np.ndarray]:
         """All steps from the start; the parameters of all nodes, ``[n, ...]`` each."""
