@@ -20,6 +20,9 @@ from jaxlab.optim import noise, topology
 
 __all__ = ["EXPERIMENT"]
 
+# Before, the losses of all methods fall alike, and the bias of local normalisation has not built up.
+_STEPS_FOR_TRACKING = 400
+
 
 class Trained(NamedTuple):
     """A tuned and trained language model.
@@ -244,7 +247,7 @@ def _language_model(
         if name in trained
         for graph in config.topologies[1:]
     }
-    _judge_language_model(run, trained)
+    _judge_language_model(config, run, trained)
     tails = {}
     if config.tail_draws and "gt_nsgdm" in trained:
         best = np.tile(trained["gt_nsgdm"].best, (slots, 1))
@@ -271,14 +274,16 @@ def _language_model(
     return trained | on_other_graphs, tails
 
 
-def _judge_language_model(run: Run, trained: Mapping[str, Trained]) -> None:
+def _judge_language_model(config: Config, run: Run, trained: Mapping[str, Trained]) -> None:
     final = {name: outcome.final.mean() for name, outcome in trained.items()}
     for claim, others in (
         ("language_model_loss", final.keys() - {"gt_nsgdm"}),
         ("language_model_loss_one_step_size", final.keys() - {"gt_nsgdm", "gt_adam"}),
         ("language_model_tracking", final.keys() & {"nsgdm"}),
     ):
-        if "gt_nsgdm" in final and others:
+        if claim == "language_model_tracking" and config.lm_steps < _STEPS_FOR_TRACKING:
+            run.skip(claim, "cpu", f"shows after {_STEPS_FOR_TRACKING} steps; here after {config.lm_steps}")
+        elif "gt_nsgdm" in final and others:
             run.measure(claim, min(final[name] for name in others) - final["gt_nsgdm"])
         else:
             run.skip(claim, "cpu", "needs gt_nsgdm and the methods it is compared with")
