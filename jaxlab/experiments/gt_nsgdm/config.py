@@ -180,6 +180,7 @@ PRESETS: Mapping[str, Config] = {
         networks=(2, 32),
         lm_methods=("dsgd_gclip", "nsgdm", "gt_nsgdm"),
         topologies=("ring",),
+        batch=4,
         lm_steps=100,
         lm_evaluations=2,
         held_out_windows=256,
