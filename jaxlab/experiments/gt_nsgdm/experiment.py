@@ -21,7 +21,7 @@ from jaxlab.optim import noise, topology
 __all__ = ["EXPERIMENT"]
 
 # Before, the losses of all methods fall alike, and the bias of local normalisation has not built up.
-_STEPS_FOR_TRACKING = 400
+_STEPS_FOR_TRACKING = 300
 
 
 class Trained(NamedTuple):
