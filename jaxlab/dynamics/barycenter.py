@@ -98,20 +98,7 @@ def matched_mean(
 
     Arguments and errors as in `frechet_mean`.
     """
-    weights = _check_systems(systems, weights, metric)
-    systems = unit_norm(systems)
-    reference = jax.tree.map(lambda leaf: leaf[jnp.argmax(weights)], systems)
-
-    def matched(system: Spectrum) -> Spectrum:
-        partner = jnp.argmax(exact_transport(cost_of_unit_atoms(reference, system, metric)).plan, axis=1)
-        return Spectrum(
-            eigenvalues=system.eigenvalues[partner],
-            right=_align_phase(reference.right, system.right[:, partner]),
-            left=_align_phase(reference.left, system.left[:, partner]),
-        )
-
-    stacked = jax.vmap(matched)(systems)
-    return biorthogonalize(jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, axes=1), stacked))
+    return biorthogonalize(_matched_average(systems, _check_systems(systems, weights, metric), metric))
 
 
 def interpolate(a: Spectrum, b: Spectrum, fraction: Scalar, metric: SpectralGrassmannMetric = _THEOREM) -> Spectrum:
@@ -185,6 +172,23 @@ def _descend(
     if steps < 0:
         raise ValueError(f"steps must be >= 0, got {steps}")
     return _search(objective, data, _split(biorthogonalize(start), real), steps, optimizer, real)
+
+
+@jax.jit
+def _matched_average(systems: Spectrum, weights: Array, metric: SpectralGrassmannMetric) -> Spectrum:
+    systems = unit_norm(systems)
+    reference = jax.tree.map(lambda leaf: leaf[jnp.argmax(weights)], systems)
+
+    def matched(system: Spectrum) -> Spectrum:
+        partner = jnp.argmax(exact_transport(cost_of_unit_atoms(reference, system, metric)).plan, axis=1)
+        return Spectrum(
+            eigenvalues=system.eigenvalues[partner],
+            right=_align_phase(reference.right, system.right[:, partner]),
+            left=_align_phase(reference.left, system.left[:, partner]),
+        )
+
+    stacked = jax.vmap(matched)(systems)
+    return jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, axes=1), stacked)
 
 
 @partial(jax.jit, static_argnames=("objective", "steps", "optimizer", "real"))

@@ -27,6 +27,7 @@ Deviations from the references:
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import flax.struct
@@ -176,14 +177,7 @@ def reduced_rank_regression(
     """
     _check_snapshots(x, y, rank, min(x.shape[-2:]))
     _check_regularization(regularization)
-    n = x.shape[-2]
-    values, vectors = jnp.linalg.eigh(x.mT @ x / n)
-    shifted = jnp.maximum(values, 0) + _ridge(values, regularization)
-    whitening = (vectors / jnp.sqrt(shifted)[..., None, :]) @ vectors.mT
-    u, s, vt = jnp.linalg.svd(whitening @ (x.mT @ y / n), full_matrices=False)
-    return LowRankOperator(
-        input_factor=whitening @ (u[..., :rank] * s[..., None, :rank]), output_factor=vt.mT[..., :rank]
-    )
+    return _regress(x, y, regularization, rank=rank)
 
 
 def kernel_reduced_rank_regression(
@@ -223,18 +217,7 @@ def kernel_reduced_rank_regression(
             output_factor=whitening @ operator.output_factor,
             kernel=kernel,
         )
-    n = len(x)
-    values, vectors = jnp.linalg.eigh(kernel(x, x) / n)
-    values = jnp.maximum(values, 0)
-    shifted = values + _ridge(values, regularization)
-    output_gram = kernel(y, y) / n
-    half_filter = (vectors * jnp.sqrt(values / shifted)) @ vectors.T
-    s2, w = jnp.linalg.eigh(half_filter @ output_gram @ half_filter)
-    w, s2 = w[:, -rank:], s2[-rank:]
-    g = output_gram @ (half_filter @ w) / s2
-    u = (vectors / shifted) @ (vectors.T @ g)
-    v = (vectors * (values / shifted)) @ (vectors.T @ g)
-    return KernelOperator(x=x, y=y, input_factor=u / jnp.sqrt(n), output_factor=v / jnp.sqrt(n), kernel=kernel)
+    return _kernel_regress(x, y, regularization, rank=rank, kernel=kernel)
 
 
 def inverse_square_root(gram: Float[Array, "n n"]) -> Float[Array, "n n"]:
@@ -248,6 +231,34 @@ def inverse_square_root(gram: Float[Array, "n n"]) -> Float[Array, "n n"]:
 def is_concrete(tree: Any) -> bool:
     """Whether all leaves have values, that is, whether a check of values can raise."""
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+
+
+@partial(jax.jit, static_argnames="rank")
+def _regress(x: Array, y: Array, regularization: Scalar | None, *, rank: int) -> LowRankOperator:
+    n = x.shape[-2]
+    values, vectors = jnp.linalg.eigh(x.mT @ x / n)
+    shifted = jnp.maximum(values, 0) + _ridge(values, regularization)
+    whitening = (vectors / jnp.sqrt(shifted)[..., None, :]) @ vectors.mT
+    u, s, vt = jnp.linalg.svd(whitening @ (x.mT @ y / n), full_matrices=False)
+    return LowRankOperator(
+        input_factor=whitening @ (u[..., :rank] * s[..., None, :rank]), output_factor=vt.mT[..., :rank]
+    )
+
+
+@partial(jax.jit, static_argnames=("rank", "kernel"))
+def _kernel_regress(x: Array, y: Array, regularization: Scalar | None, *, rank: int, kernel: Kernel) -> KernelOperator:
+    n = len(x)
+    values, vectors = jnp.linalg.eigh(kernel(x, x) / n)
+    values = jnp.maximum(values, 0)
+    shifted = values + _ridge(values, regularization)
+    output_gram = kernel(y, y) / n
+    half_filter = (vectors * jnp.sqrt(values / shifted)) @ vectors.T
+    s2, w = jnp.linalg.eigh(half_filter @ output_gram @ half_filter)
+    w, s2 = w[:, -rank:], s2[-rank:]
+    g = output_gram @ (half_filter @ w) / s2
+    u = (vectors / shifted) @ (vectors.T @ g)
+    v = (vectors * (values / shifted)) @ (vectors.T @ g)
+    return KernelOperator(x=x, y=y, input_factor=u / jnp.sqrt(n), output_factor=v / jnp.sqrt(n), kernel=kernel)
 
 
 def _check_finite(name: str, values: Array) -> None:

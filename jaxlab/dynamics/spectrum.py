@@ -165,7 +165,7 @@ def trajectory_spectrum(
       Array([1., 1.], dtype=float32)
     """
     embedded = delay_embedding(trajectory, lags if isinstance(lags, int) else tuple(lags), dt=dt)
-    operator = _regress_on_next(embedded, rank, regularization)
+    operator = reduced_rank_regression(embedded[..., :-1, :], embedded[..., 1:, :], rank, regularization=regularization)
     return generator_spectrum(operator, dt=dt)
 
 
@@ -218,11 +218,6 @@ def landmark_coordinates(spectrum: KernelSpectrum, landmarks: Float[Array, "m c"
 def unit_columns(vectors: Complex[Array, "*batch d r"]) -> Complex[Array, "*batch d r"]:
     """Every column divided by its Euclidean norm."""
     return vectors / jnp.linalg.norm(vectors, axis=-2, keepdims=True)
-
-
-@partial(jax.jit, static_argnames="rank")
-def _regress_on_next(embedded: Array, rank: int, regularization: Scalar | None) -> LowRankOperator:
-    return reduced_rank_regression(embedded[..., :-1, :], embedded[..., 1:, :], rank, regularization=regularization)
 
 
 @partial(jax.jit, static_argnames="rank")

@@ -43,6 +43,7 @@ class Transport(NamedTuple):
     converged: Bool[Array, ""]
 
 
+@jax.jit
 def exact_transport(cost: Float[Array, "n m"]) -> Transport:
     """Optimal transport between equally weighted atoms, O(lcm(n, m)^3). A cost that is not finite gives NaN."""
     n, m = cost.shape
@@ -77,8 +78,7 @@ def sinkhorn_transport(
     """
     for name, weight in (("source", source), ("target", target)):
         check_weight(name, weight)
-    if epsilon is not None and is_concrete(epsilon) and not epsilon > 0:
-        raise ValueError(f"epsilon must be positive, got {epsilon}")
+    check_epsilon(epsilon)
     fixed = jax.lax.stop_gradient(cost)
     target_epsilon = _RELATIVE_EPSILON * jnp.mean(fixed) if epsilon is None else epsilon
     schedule = Epsilon(target=target_epsilon, init=_largest_multiple(fixed, target_epsilon), decay=0.95)
@@ -91,6 +91,12 @@ def sinkhorn_transport(
     )
     plan = jax.lax.stop_gradient(output.matrix)
     return Transport(cost=jnp.sum(plan * cost), plan=plan, converged=jnp.asarray(output.converged))
+
+
+def check_epsilon(epsilon: Scalar | None) -> None:
+    """Raise `ValueError` unless the entropic regularisation is positive."""
+    if epsilon is not None and is_concrete(epsilon) and not epsilon > 0:
+        raise ValueError(f"epsilon must be positive, got {epsilon}")
 
 
 def check_weight(name: str, weight: Float[Array, "..."] | None) -> None:
