@@ -3,7 +3,7 @@
     python benchmarks/dynamics_metric.py [--systems 200] [--rank 8] [--repeats 5] [--out FILE]
 
 Both sides get the spectra of simulated oscillators and compute POT's metric for every unordered pair. The peer needs
-POT (extra ``peers``) and runs on the CPU; jaxlab runs on JAX's default device. Compile time is reported apart, a run is the
+POT (extra ``peers``) and runs on the CPU, jaxlab on the default device. Compile time is reported apart, a run is the
 median of the repeats, and the largest disagreement of the two matrices says that the same work was done.
 """
 

@@ -39,6 +39,7 @@ from jaxlab.dynamics.spectrum import (
     generator_spectrum,
     landmark_coordinates,
     to_operator,
+    trajectory_operator,
     trajectory_spectrum,
 )
 from jaxlab.dynamics.transport import Transport, exact_transport, sinkhorn_transport
@@ -80,6 +81,7 @@ __all__ = [
     "spectral_grassmann_distance_matrix",
     "spectral_grassmann_transport",
     "to_operator",
+    "trajectory_operator",
     "trajectory_spectrum",
     "unit_norm",
 ]

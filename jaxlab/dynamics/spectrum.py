@@ -30,7 +30,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Complex, Float
+from jaxtyping import Array, Complex, Float, Int
 
 from jaxlab.dynamics.reduced_rank import (
     Kernel,
@@ -51,6 +51,7 @@ __all__ = [
     "generator_spectrum",
     "landmark_coordinates",
     "to_operator",
+    "trajectory_operator",
     "trajectory_spectrum",
 ]
 
@@ -145,6 +146,43 @@ def generator_spectrum(
     return spectrum
 
 
+def trajectory_operator(
+    trajectory: Float[Array, "*batch t c"],
+    rank: int,
+    *,
+    dt: int | float = 1.0,
+    lags: int | Sequence[float] = 1,
+    regularization: Scalar | None = None,
+    lengths: Int[Array, "*batch"] | None = None,
+) -> LowRankOperator:
+    """From sampled trajectories to operators: delay embedding, then regression of each row on the last.
+
+    Systems to be compared need the same channels in the same units: scale them by statistics of the whole collection,
+    never one by one.
+
+    Args:
+      trajectory: samples in time order.
+      rank: rank of the operators.
+      dt, lags: see `delay_embedding`.
+      regularization: see `reduced_rank_regression`.
+      lengths: number of valid samples of each trajectory where they differ; what follows is padding and has no effect.
+
+    Raises:
+      ValueError: as in `delay_embedding` and `reduced_rank_regression`; a length outside [shortest useful, t].
+    """
+    embedded = delay_embedding(trajectory, lags, dt=dt)
+    x, y = embedded[..., :-1, :], embedded[..., 1:, :]
+    if lengths is not None:
+        span = trajectory.shape[-2] - x.shape[-2]
+        _check_lengths(lengths, span + rank, trajectory.shape[-2])
+        pairs = lengths - span
+        valid = jnp.arange(x.shape[-2]) < pairs[..., None]
+        # Rows of zeros add nothing to the moments; the factor turns their mean over all rows into one over the valid.
+        scale = (valid * jnp.sqrt(x.shape[-2] / pairs)[..., None]).astype(x.dtype)[..., None]
+        x, y = x * scale, y * scale
+    return reduced_rank_regression(x, y, rank, regularization=regularization)
+
+
 def trajectory_spectrum(
     trajectory: Float[Array, "*batch t c"],
     rank: int,
@@ -152,11 +190,9 @@ def trajectory_spectrum(
     dt: int | float = 1.0,
     lags: int | Sequence[float] = 1,
     regularization: Scalar | None = None,
+    lengths: Int[Array, "*batch"] | None = None,
 ) -> Spectrum:
-    """From sampled trajectories to spectra: delay embedding, reduced-rank regression, eigenvalues of the generator.
-
-    Systems to be compared need the same channels in the same units: scale them by statistics of the whole collection,
-    never one by one. Arguments as in `delay_embedding`, `reduced_rank_regression` and `generator_spectrum`.
+    """Spectra of sampled trajectories: `trajectory_operator`, then `generator_spectrum`.
 
     Example:
       >>> time = jnp.arange(500) * 0.02
@@ -164,8 +200,7 @@ def trajectory_spectrum(
       >>> abs(trajectory_spectrum(wave, 2, dt=0.02).eigenvalues.imag) / (2 * jnp.pi)  # 1 Hz, twice
       Array([1., 1.], dtype=float32)
     """
-    embedded = delay_embedding(trajectory, lags if isinstance(lags, int) else tuple(lags), dt=dt)
-    operator = reduced_rank_regression(embedded[..., :-1, :], embedded[..., 1:, :], rank, regularization=regularization)
+    operator = trajectory_operator(trajectory, rank, dt=dt, lags=lags, regularization=regularization, lengths=lengths)
     return generator_spectrum(operator, dt=dt)
 
 
@@ -249,6 +284,14 @@ def _host_eig(core: Array) -> tuple[Array, Array]:
         )
 
     return jax.pure_callback(eig, result, core, vmap_method="expand_dims")
+
+
+def _check_lengths(lengths: Array, shortest: int, longest: int) -> None:
+    if is_concrete(lengths) and not np.all((np.asarray(lengths) >= shortest) & (np.asarray(lengths) <= longest)):
+        raise ValueError(
+            f"lengths must be in [{shortest}, {longest}] for this window and rank, got {int(lengths.min())} to "
+            f"{int(lengths.max())}"
+        )
 
 
 def _check_multipliers(multipliers: Array) -> None:

@@ -85,6 +85,15 @@ def test_trajectories_at_two_rates_share_a_spectrum() -> None:
         np.testing.assert_allclose(np.sort_complex(values), expected, atol=1e-6)  # the ridge of 1e-12
 
 
+def test_padding_behind_shorter_trajectories_has_no_effect() -> None:
+    path = jnp.cumsum(jax.random.normal(jax.random.key(7), (2, 30, 2)), axis=1)
+    padded = path.at[1, 22:].set(77.0)
+    found = trajectory_spectrum(padded, 3, dt=0.1, lags=2, lengths=jnp.array([30, 22]))
+    for k, length in enumerate((30, 22)):
+        expected = trajectory_spectrum(path[k, :length], 3, dt=0.1, lags=2)
+        np.testing.assert_allclose(found.eigenvalues[k], expected.eigenvalues, rtol=1e-9)
+
+
 def test_operator_is_recovered_from_its_spectrum() -> None:
     matrix = random_matrix(4)
     np.testing.assert_allclose(to_operator(generator_spectrum(matrix, dt=0.2), dt=0.2), matrix, atol=1e-12)
@@ -151,6 +160,10 @@ def test_nearly_defective_operators_warn() -> None:
         (lambda: generator_spectrum(jnp.eye(2), rank=3), r"rank must be in \[1, 2\], got 3"),
         (lambda: generator_spectrum(jnp.full((2, 2), jnp.nan)), "not finite"),
         (lambda: trajectory_spectrum(jnp.zeros((9, 1)).at[4, 0].set(jnp.nan), 1), "trajectory must be finite"),
+        (
+            lambda: trajectory_spectrum(jnp.ones((1, 9, 2)), 2, lengths=jnp.array([2])),
+            r"lengths must be in \[3, 9\] for this window and rank, got 2 to 2",
+        ),
         (lambda: trajectory_spectrum(jnp.ones((9, 1)), 2), r"rank must be in \[1, 1\].*got 2"),
         (
             lambda: biorthogonalize(
