@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 
 _PACKAGES = ("data", "dynamics", "experiments", "nn", "optim")
 
-__all__ = ["__version__", *_PACKAGES]  # noqa: PLE0604
+__all__ = ["__version__", *_PACKAGES]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -1,0 +1,28 @@
+"""Training with many workers: decentralised optimisers as optax transformations.
+
+* :mod:`~jaxlab.optim.topology`: communication graphs and their mixing matrices.
+* :mod:`~jaxlab.optim.mixing`: averaging with neighbours, stacked on one device or over a mesh axis.
+* :mod:`~jaxlab.optim.transforms`: gradient tracking, per-node normalisation and clipping, gossip.
+* :mod:`~jaxlab.optim.decentralized`: GT-NSGDm and the methods it is compared with.
+* :mod:`~jaxlab.optim.training`: per-node gradients, train steps on one device and over a mesh.
+* :mod:`~jaxlab.optim.noise`: heavy-tailed gradient noise.
+"""
+
+from jaxlab.optim import decentralized, mixing, noise, topology, training, transforms
+from jaxlab.optim.decentralized import *  # noqa: F403
+from jaxlab.optim.mixing import *  # noqa: F403
+from jaxlab.optim.training import *  # noqa: F403
+from jaxlab.optim.transforms import *  # noqa: F403
+
+__all__ = [
+    *decentralized.__all__,
+    *mixing.__all__,
+    *training.__all__,
+    *transforms.__all__,
+    "decentralized",
+    "mixing",
+    "noise",
+    "topology",
+    "training",
+    "transforms",
+]
