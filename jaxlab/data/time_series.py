@@ -1,17 +1,19 @@
 """Time series from files: numpy arrays, comma-separated text, and the ``.ts`` format of the UCR/UEA archives.
 
-Nothing is downloaded. `load_uea` finds data sets of the archive by name under ``$JAXLAB_DATA/uea`` or inside an
-installed ``aeon`` or ``sktime`` (both bundle a few), whose files are read without importing the package.
+Nothing is downloaded: data sets of the archive are found on disk by name (`load_uea`).
 """
 
 import csv
 import importlib.util
-import os
 import zipfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+from jaxlab.data.resolve import resolve
 
 __all__ = ["LabelledSeries", "load_uea", "read_time_series"]
 
@@ -57,26 +59,34 @@ def read_time_series(path: str | Path) -> LabelledSeries:
     return result
 
 
-def load_uea(name: str) -> tuple[LabelledSeries, LabelledSeries]:
+def load_uea(name: str | Path) -> tuple[LabelledSeries, LabelledSeries]:
     """Training and test cases of a data set of the UCR/UEA archive, for example ``"BasicMotions"``.
 
+    ``name`` is a folder with ``*_TRAIN.ts`` and ``*_TEST.ts``, or the name of one in ``$JAXLAB_DATA`` or in the data
+    that an installed ``aeon`` or ``sktime`` bundles (its files are read without importing it).
+
     Raises:
-      FileNotFoundError: the data set is nowhere; the message says where it was looked for.
+      FileNotFoundError: no such folder, or not exactly one file of each kind in it.
+      ValueError: the name is unknown; the message lists the known ones.
     """
-    folders = [Path(os.environ["JAXLAB_DATA"]) / "uea"] if "JAXLAB_DATA" in os.environ else []
-    for package in ("aeon", "sktime"):
-        found = importlib.util.find_spec(package)
-        if found is not None and found.origin is not None:
-            folders.append(Path(found.origin).parent / "datasets" / "data")
-    for folder in folders:
-        files = [folder / name / f"{name}_{split}.ts" for split in ("TRAIN", "TEST")]
-        if all(file.is_file() for file in files):
-            return read_time_series(files[0]), read_time_series(files[1])
-    looked = ", ".join(str(folder / name) for folder in folders) or "nowhere"
-    raise FileNotFoundError(
-        f"data set {name!r} not found (looked in: {looked}); put {name}_TRAIN.ts and {name}_TEST.ts under "
-        f"$JAXLAB_DATA/uea/{name} or install aeon, which bundles BasicMotions and JapaneseVowels"
-    )
+    folder = resolve(name, built_in=_bundled(), holding="*_TRAIN.ts")
+    splits = []
+    for split in ("TRAIN", "TEST"):
+        files = sorted(folder.glob(f"*_{split}.ts"))
+        if len(files) != 1:
+            raise FileNotFoundError(f"{folder}: expected one *_{split}.ts file, found {len(files)}")
+        splits.append(read_time_series(files[0]))
+    return splits[0], splits[1]
+
+
+def _bundled() -> dict[str, Callable[[], Path]]:
+    found: dict[str, Callable[[], Path]] = {}
+    for package in ("sktime", "aeon"):
+        spec = importlib.util.find_spec(package)
+        if spec is not None and spec.origin is not None:
+            root = Path(spec.origin).parent / "datasets" / "data"
+            found |= {file.parent.name: partial(Path, file.parent) for file in root.glob("*/*_TRAIN.ts")}
+    return found
 
 
 def _read_numpy(path: Path) -> LabelledSeries:

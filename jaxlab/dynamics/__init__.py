@@ -23,6 +23,7 @@ from jaxlab.dynamics.reduced_rank import (
     linear_kernel,
     reduced_rank_regression,
 )
+from jaxlab.dynamics.scaling import classical_scaling
 from jaxlab.dynamics.spectral_grassmann import (
     Solver,
     eta_heuristic,
@@ -56,6 +57,7 @@ __all__ = [
     "Spectrum",
     "Transport",
     "biorthogonalize",
+    "classical_scaling",
     "constrained_hilbert_schmidt_mean",
     "delay_embedding",
     "eigenvector_condition",
