@@ -62,20 +62,17 @@ def read_time_series(path: str | Path) -> LabelledSeries:
 def load_uea(name: str | Path) -> tuple[LabelledSeries, LabelledSeries]:
     """Training and test cases of a data set of the UCR/UEA archive, for example ``"BasicMotions"``.
 
-    ``name`` is a folder with ``*_TRAIN.ts`` and ``*_TEST.ts``, or the name of one in ``$JAXLAB_DATA`` or in the data
+    ``name`` is a folder ``NAME`` with ``NAME_TRAIN.ts`` and ``NAME_TEST.ts``, or the name of one in ``$JAXLAB_DATA`` or in data
     that an installed ``aeon`` or ``sktime`` bundles (its files are read without importing it).
 
     Raises:
-      FileNotFoundError: no such folder, or not exactly one file of each kind in it.
+      FileNotFoundError: no such folder, or one of the two files is not in it.
       ValueError: the name is unknown; the message lists the known ones.
     """
     folder = resolve(name, built_in=_bundled(), holding="*_TRAIN.ts")
     splits = []
     for split in ("TRAIN", "TEST"):
-        files = sorted(folder.glob(f"*_{split}.ts"))
-        if len(files) != 1:
-            raise FileNotFoundError(f"{folder}: expected one *_{split}.ts file, found {len(files)}")
-        splits.append(read_time_series(files[0]))
+        splits.append(read_time_series(folder / f"{folder.name}_{split}.ts"))
     return splits[0], splits[1]
 
 

@@ -147,14 +147,13 @@ def delay_embedding(
             f"a delay window of {offsets[-1]:g} sampling steps needs at least {int(np.ceil(offsets[-1])) + 2} samples, "
             f"got {length}"
         )
-    columns = []
-    for offset in offsets:
-        start, fraction = int(offset), float(offset % 1)
-        column = trajectory[..., start : start + rows, :]
-        if fraction:
-            column = (1 - fraction) * column + fraction * trajectory[..., start + 1 : start + 1 + rows, :]
-        columns.append(column)
-    return jnp.concatenate(columns, axis=-1)
+    before, after = np.floor(offsets).astype(int), np.ceil(offsets).astype(int)
+    times = np.arange(rows)[:, None]
+    window = trajectory[..., times + before, :]
+    if np.any(after != before):
+        fraction = jnp.asarray(offsets - before, trajectory.dtype)[:, None]
+        window = (1 - fraction) * window + fraction * trajectory[..., times + after, :]
+    return window.reshape(*window.shape[:-2], -1)
 
 
 def reduced_rank_regression(

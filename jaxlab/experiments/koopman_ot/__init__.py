@@ -36,7 +36,7 @@ class Config:
     systems: int = 12
     """systems on which the axioms are checked"""
     data_sets: tuple[str, ...] = ("BasicMotions", "JapaneseVowels")
-    """names of UEA data sets, or folders with a *_TRAIN.ts and a *_TEST.ts file"""
+    """names of UEA data sets, or folders NAME with NAME_TRAIN.ts and NAME_TEST.ts"""
     cases: int = 0
     """series taken from each data set at random, 0 for all"""
     windows: tuple[int, ...] = (8, 2)
@@ -256,7 +256,7 @@ def _classification(config: Config, run: Run, table: dict[str, dict[str, float]]
 
 
 SMOKE = Config(
-    repeats=1,
+    repeats=3,
     rates=(100,),
     mean_steps=2,
     samples=(50, 100),

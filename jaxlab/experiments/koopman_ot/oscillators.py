@@ -18,7 +18,6 @@ __all__ = [
     "BARYCENTER_ENDS",
     "SHIFTS",
     "barycenter",
-    "metrics",
     "rate_error",
     "sampling_distances",
     "shift_distances",
@@ -48,29 +47,14 @@ BARYCENTER_RATE = 100
 _paired_distances = jax.jit(jax.vmap(dynamics.spectral_grassmann_distance))
 
 
-def metrics(sampling_rate: float) -> dict[str, SpectralGrassmannMetric]:
-    """The metric with the eta of the heuristic, and its two halves."""
-    sgot = SpectralGrassmannMetric(eta=dynamics.eta_heuristic(sampling_rate), eigenvalue_scale=HERTZ)
-    return {"sgot": sgot, "sot": sgot.replace(eta=1.0), "got": sgot.replace(eta=0.0)}
-
-
 def shift_distances(key: Array, shift: str, repeats: int, i: int) -> dict[str, Array]:
     """Distances of shifted systems to the unshifted one at the ``i``-th value of a shift, method by method."""
-    parameters = _STILL | {shift: float(SHIFTS[shift][i])}
-    reference, moved = jax.random.split(key)
-    return _compare(
-        _operators(reference, repeats, REFERENCE_RATE, **_STILL),
-        _operators(moved, repeats, REFERENCE_RATE, **parameters),
-        REFERENCE_RATE,
-    )
+    return _distances(key, _STILL | {shift: float(SHIFTS[shift][i])}, repeats=repeats, rate=REFERENCE_RATE)
 
 
 def sampling_distances(key: Array, rate: int, repeats: int) -> dict[str, Array]:
     """Distances of one system sampled at ``rate`` to itself sampled at 200 Hz."""
-    reference, resampled = jax.random.split(key)
-    return _compare(
-        _operators(reference, repeats, REFERENCE_RATE, **_STILL), _operators(resampled, repeats, rate, **_STILL), rate
-    )
+    return _distances(key, _STILL, repeats=repeats, rate=rate)
 
 
 def barycenter(key: Array, fraction: float, steps: int) -> dict[str, np.ndarray]:
@@ -78,14 +62,14 @@ def barycenter(key: Array, fraction: float, steps: int) -> dict[str, np.ndarray]
 
     Also the objective of the Frechet mean and the least one that any mean could have, ``g (1 - g) d(A, B)^2``.
     """
-    operators = [
-        _operators(k, 1, BARYCENTER_RATE, frequency=frequency, decay=decay, rotation=0.0)
-        for k, (frequency, decay) in zip(jax.random.split(key), BARYCENTER_ENDS, strict=True)
-    ]
+    frequency, decay = jnp.array(BARYCENTER_ENDS).T
+    operators = _operators(
+        key, {"frequency": frequency, "decay": decay, "rotation": 0.0}, repeats=2, rate=BARYCENTER_RATE
+    )
     dt = 1 / BARYCENTER_RATE
-    ends = [jax.tree.map(lambda leaf: leaf[0], dynamics.generator_spectrum(o, dt=dt)) for o in operators]
-    systems = jax.tree.map(lambda *leaves: jnp.stack(leaves), *ends)
-    matrices = jnp.concatenate([operator.matrix for operator in operators])
+    systems = dynamics.generator_spectrum(operators, dt=dt)
+    ends = [jax.tree.map(lambda leaf, k=k: leaf[k], systems) for k in range(2)]
+    matrices = operators.matrix
     weights = jnp.array([1 - fraction, fraction])
     metric = SpectralGrassmannMetric(eta=0.5, eigenvalue_scale=HERTZ)
     mean, info = dynamics.frechet_mean(systems, weights, metric, steps=steps)
@@ -122,30 +106,25 @@ def rate_error(key: Array, samples: int, longest: int, repeats: int) -> np.ndarr
 
 def violation_of_axioms(key: Array, count: int) -> np.ndarray:
     """The worst asymmetry, self-distance or excess over the triangle inequality among random oscillators."""
-    keys = jax.random.split(key, 4)
-    operators = _operators(
-        keys[0],
-        count,
-        REFERENCE_RATE,
-        frequency=jax.random.uniform(keys[1], (count,), minval=0.7, maxval=3.0),
-        decay=jax.random.uniform(keys[2], (count,), minval=0.05, maxval=1.0),
-        rotation=jax.random.uniform(keys[3], (count,), maxval=3.0),
-    )
+    noise, values = jax.random.split(key)
+    lowest, highest = jnp.array([0.7, 0.05, 0.0]), jnp.array([3.0, 1.0, 3.0])
+    drawn = jax.random.uniform(values, (count, 3), minval=lowest, maxval=highest).T
+    parameters = dict(zip(_STILL, drawn, strict=True))
+    operators = _operators(noise, parameters, repeats=count, rate=REFERENCE_RATE)
     systems = dynamics.generator_spectrum(operators, dt=1 / REFERENCE_RATE)
-    d = dynamics.spectral_grassmann_distance_matrix(systems, systems, metrics(REFERENCE_RATE)["sgot"])
+    metric = SpectralGrassmannMetric(eta=dynamics.eta_heuristic(REFERENCE_RATE), eigenvalue_scale=HERTZ)
+    d = dynamics.spectral_grassmann_distance_matrix(systems, systems, metric)
     excess = d[:, None, :] - d[:, :, None] - d[None, :, :]  # d(i, k) - d(i, j) - d(j, k)
     return np.asarray(jnp.max(jnp.array([jnp.abs(d - d.T).max(), jnp.diag(d).max(), excess.max()])))
 
 
-def _operators(
-    key: Array, repeats: int, rate: int, *, frequency: float | Array, decay: float | Array, rotation: float | Array
-) -> LowRankOperator:
-    moving = [jnp.broadcast_to(jnp.asarray(v), (repeats,)) for v in (frequency, decay, rotation)]
+@partial(jax.jit, static_argnames=("repeats", "rate"))
+def _operators(key: Array, parameters: dict[str, float | Array], *, repeats: int, rate: int) -> LowRankOperator:
+    moving = [jnp.broadcast_to(jnp.asarray(parameters[name]), (repeats,)) for name in _STILL]
     trajectories = jax.vmap(partial(_oscillators, rate=rate))(jax.random.split(key, repeats), *moving)
     return dynamics.trajectory_operator(trajectories, RANK, dt=1 / rate, lags=LAGS)
 
 
-@partial(jax.jit, static_argnames="rate")
 def _oscillators(key: Array, frequency: Array, decay: Array, rotation: Array, *, rate: int) -> Float[Array, "t 2"]:
     t = jnp.arange(int(SECONDS * rate)) / rate
     slow = jnp.exp(-0.05 * t) * jnp.sin(2 * jnp.pi * 0.5 * t)
@@ -155,16 +134,27 @@ def _oscillators(key: Array, frequency: Array, decay: Array, rotation: Array, *,
     return channels + NOISE * jax.random.normal(key, channels.shape)
 
 
+def _distances(key: Array, parameters: dict[str, float | Array], *, repeats: int, rate: int) -> dict[str, Array]:
+    """From systems that are still and sampled at 200 Hz to moved ones sampled at ``rate``."""
+    reference, moved = jax.random.split(key)
+    # One after the other: two regressions inside one jit can deadlock XLA's CPU thread pool (seen with jaxlib 0.10.2).
+    a = jax.block_until_ready(_operators(reference, _STILL, repeats=repeats, rate=REFERENCE_RATE))
+    b = jax.block_until_ready(_operators(moved, parameters, repeats=repeats, rate=rate))
+    return _compare(a, b, rate)
+
+
 @jax.jit
 def _compare(a: LowRankOperator, b: LowRankOperator, rate: float) -> dict[str, Array]:
-    step, other_step = 1 / REFERENCE_RATE, 1 / rate
-    spectra = dynamics.generator_spectrum(a, dt=step), dynamics.generator_spectrum(b, dt=other_step)
-    multipliers = jnp.exp(spectra[0].eigenvalues * step), jnp.exp(spectra[1].eigenvalues * other_step)
-    found = {
-        name: jax.vmap(partial(dynamics.spectral_grassmann_distance, metric=metric))(*spectra)
-        for name, metric in metrics(REFERENCE_RATE).items()
-    }
-    return found | {
+    steps = 1 / REFERENCE_RATE, 1 / rate
+    spectra = [dynamics.generator_spectrum(o, dt=dt) for o, dt in zip((a, b), steps, strict=True)]
+    multipliers = [jnp.exp(s.eigenvalues * dt) for s, dt in zip(spectra, steps, strict=True)]
+
+    def distances(eta: Array) -> Array:
+        metric = SpectralGrassmannMetric(eta=eta, eigenvalue_scale=HERTZ)
+        return jax.vmap(partial(dynamics.spectral_grassmann_distance, metric=metric))(*spectra)
+
+    etas = jnp.array([dynamics.eta_heuristic(REFERENCE_RATE), 1.0, 0.0])
+    return dict(zip(("sgot", "sot", "got"), jax.lax.map(distances, etas), strict=True)) | {
         "hilbert_schmidt": jax.vmap(dynamics.hilbert_schmidt_distance)(a, b),
         "operator_norm": jax.vmap(dynamics.operator_norm_distance)(a, b),
         "martin": jax.vmap(dynamics.martin_distance)(*multipliers),
