@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxlab.data.resolve import resolve
 
-__all__ = ["LabelledSeries", "load_uea", "read_time_series"]
+__all__ = ["LabelledSeries", "has_uea", "load_uea", "read_time_series"]
 
 SUFFIXES = (".npy", ".npz", ".csv", ".ts")
 
@@ -62,8 +62,8 @@ def read_time_series(path: str | Path) -> LabelledSeries:
 def load_uea(name: str | Path) -> tuple[LabelledSeries, LabelledSeries]:
     """Training and test cases of a data set of the UCR/UEA archive, for example ``"BasicMotions"``.
 
-    ``name`` is a folder ``NAME`` with ``NAME_TRAIN.ts`` and ``NAME_TEST.ts``, or the name of one in ``$JAXLAB_DATA`` or in data
-    that an installed ``aeon`` or ``sktime`` bundles (its files are read without importing it).
+    ``name`` is a folder ``NAME`` with ``NAME_TRAIN.ts`` and ``NAME_TEST.ts``, or the name of one in ``$JAXLAB_DATA`` or
+    in the data that an installed ``aeon`` or ``sktime`` bundles (its files are read without importing it).
 
     Raises:
       FileNotFoundError: no such folder, or one of the two files is not in it.
@@ -74,6 +74,15 @@ def load_uea(name: str | Path) -> tuple[LabelledSeries, LabelledSeries]:
     for split in ("TRAIN", "TEST"):
         splits.append(read_time_series(folder / f"{folder.name}_{split}.ts"))
     return splits[0], splits[1]
+
+
+def has_uea(name: str) -> bool:
+    """Whether `load_uea` knows this name."""
+    try:
+        resolve(name, built_in=_bundled(), holding="*_TRAIN.ts")
+    except (ValueError, FileNotFoundError):
+        return False
+    return True
 
 
 def _bundled() -> dict[str, Callable[[], Path]]:

@@ -43,6 +43,10 @@ class DataSet(NamedTuple):
     folds: np.ndarray
     rate: float
 
+    def largest_rank(self, window: int) -> int:
+        """The rank that the shortest series supports."""
+        return min(int(self.lengths.min()) - window, window * self.series.shape[-1])
+
 
 class Accuracies(NamedTuple):
     """Of one setting of the estimator, ``[method, fold, eta]`` (methods without eta repeat one value).
