@@ -201,7 +201,7 @@ def _nearest(word: str, known: Sequence[str] | Mapping[str, Any]) -> str:
 
 
 def _usage() -> str:
-    verbs = "\n".join(f"  jaxlab {name:<9}{verb.help}" for name, verb in _VERBS.items())
+    verbs = "\n".join(f"  jaxlab {name:<10}{verb.help}" for name, verb in _VERBS.items())
     return f"usage: jaxlab COMMAND [options]\n\n{verbs}\n\n  jaxlab --version"
 
 

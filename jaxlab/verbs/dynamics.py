@@ -31,10 +31,10 @@ def main(arguments: Sequence[str]) -> int:
         ValueError: bad input, one line.
     """
     parser = _parser()
-    if not arguments or {"-h", "--help"} & set(arguments):
-        parser.print_help()
+    try:
+        options = parser.parse_args(arguments or ["--help"])
+    except SystemExit:  # the help was printed
         return 0
-    options = parser.parse_args(arguments)
     names, series, steps = _read(options.files, options.dt)
     distances, spectra = compare(
         series, steps, rank=options.rank, window=options.window, lags=options.lags, eta=options.eta

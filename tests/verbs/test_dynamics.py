@@ -51,6 +51,12 @@ def test_files_of_four_formats_and_two_rates(tmp_path, capsys) -> None:
         assert (out / picture).stat().st_size > 5_000
 
 
+def test_help_tells_the_options(capsys) -> None:
+    assert cli.main(["dynamics"]) == 0
+    assert cli.main(["dynamics", "compare", "--help"]) == 0
+    assert "--rank" in capsys.readouterr().out
+
+
 def test_frequencies_come_out_in_cycles() -> None:
     _, spectra = compare([wave(1.0), wave(2.5, dt=0.02)], [0.01, 0.02], rank=2)
     for (frequency, growth), expected in zip(spectra, (1.0, 2.5), strict=True):

@@ -126,7 +126,7 @@ def _matrix(spectra: Spectrum, eta: float) -> jax.Array:
 
 
 @jax.jit
-def _baselines(operators: LowRankOperator, spectra: Spectrum, dt: float) -> list[jax.Array]:
+def _baselines(operators: LowRankOperator, spectra: Spectrum, dt: float | jax.Array) -> list[jax.Array]:
     return [
         dynamics.pairwise_distances(dynamics.hilbert_schmidt_distance, operators),
         dynamics.pairwise_distances(dynamics.operator_norm_distance, operators),

@@ -23,11 +23,11 @@ def shifts(
     with run.figure("shifts", ncols=4, figsize=(13, 3.2), sharey=True) as (_, axes):
         unit = {method: curve[-1] for method, curve in curves["frequency"].items()}
         for panel, (shift, curve) in zip(axes, curves.items(), strict=False):
-            for method, values in curve.items():
-                panel.plot(SHIFTS[shift], values / unit[method], "o-", label=method, markersize=3)
+            for method in unit:
+                panel.plot(SHIFTS[shift], curve[method] / unit[method], "o-", label=method, markersize=3)
             panel.set_xlabel(f"{shift} ({_UNITS[shift]})")
-        for method, values in drift.items():
-            axes[-1].plot(rates, values.mean(1) / unit[method], "o-", label=method, markersize=3)
+        for method in unit:
+            axes[-1].plot(rates, drift[method].mean(1) / unit[method], "o-", label=method, markersize=3)
         axes[-1].set_xlabel("sampling rate (Hz)")
         axes[0].set_ylabel("distance / distance at 2 Hz")
         axes[0].set_ylim(-0.1, 4)
@@ -59,8 +59,6 @@ def rate(run: Run, sizes: Sequence[int], errors: np.ndarray, slope: float) -> No
 
 def embeddings(run: Run, found: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
     """Each data set in the plane, one colour a class."""
-    if not found:
-        return
     with run.figure("embedding", ncols=len(found), squeeze=False, figsize=(4.5 * len(found), 4)) as (_, axes):
         for panel, (name, (points, labels)) in zip(axes[0], found.items(), strict=True):
             panel.scatter(*points.T, c=labels, cmap="tab10", s=14)
