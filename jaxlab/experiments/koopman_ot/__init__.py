@@ -95,7 +95,7 @@ CLAIMS = (
     ),
     Claim(
         "classifies_better_than_operator_norms",
-        "Nearest-neighbour accuracy exceeds that of the Hilbert-Schmidt and operator norms on every data set (least lead).",
+        "Nearest-neighbour accuracy exceeds that of Hilbert-Schmidt and operator norm on every data set (least lead).",
         ">",
         0.0,
     ),

@@ -30,9 +30,7 @@ SECONDS = 10.0
 WINDOW = 0.25
 NOISE = 1e-3
 RANK = 4
-# 62 features: from about 64 on OpenBLAS splits small products over threads or not as it finds them free, and a resumed
-# run would differ from an uninterrupted one in the last digits.
-LAGS = tuple(np.linspace(0.0, WINDOW, 31).tolist())
+LAGS = tuple(np.linspace(0.0, WINDOW, 51).tolist())
 
 # Frequency (Hz) and decay (1/s) of the second oscillator, rotation (rad) of the channels. Past pi/4 a rotation swaps
 # the partners of the atoms and the distance falls again, so it stops before.
@@ -49,12 +47,12 @@ BARYCENTER_RATE = 100
 _paired_distances = jax.jit(jax.vmap(dynamics.spectral_grassmann_distance))
 
 
-def shift_distances(key: Array, shift: str, repeats: int, i: int) -> dict[str, Array]:
+def shift_distances(key: Array, shift: str, repeats: int, i: int) -> dict[str, np.ndarray]:
     """Distances of shifted systems to the unshifted one at the ``i``-th value of a shift, method by method."""
     return _distances(key, _STILL | {shift: float(SHIFTS[shift][i])}, repeats=repeats, rate=REFERENCE_RATE)
 
 
-def sampling_distances(key: Array, rate: int, repeats: int) -> dict[str, Array]:
+def sampling_distances(key: Array, rate: int, repeats: int) -> dict[str, np.ndarray]:
     """Distances of one system sampled at ``rate`` to itself sampled at 200 Hz."""
     return _distances(key, _STILL, repeats=repeats, rate=rate)
 
@@ -136,13 +134,13 @@ def _oscillators(key: Array, frequency: Array, decay: Array, rotation: Array, *,
     return channels + NOISE * jax.random.normal(key, channels.shape)
 
 
-def _distances(key: Array, parameters: dict[str, float | Array], *, repeats: int, rate: int) -> dict[str, Array]:
+def _distances(key: Array, parameters: dict[str, float | Array], *, repeats: int, rate: int) -> dict[str, np.ndarray]:
     """From systems that are still and sampled at 200 Hz to moved ones sampled at ``rate``."""
     reference, moved = jax.random.split(key)
     # One after the other: two regressions inside one jit can deadlock XLA's CPU thread pool (seen with jaxlib 0.10.2).
     a = jax.block_until_ready(_operators(reference, _STILL, repeats=repeats, rate=REFERENCE_RATE))
     b = jax.block_until_ready(_operators(moved, parameters, repeats=repeats, rate=rate))
-    return _compare(a, b, rate)
+    return {name: np.asarray(values) for name, values in _compare(a, b, rate).items()}
 
 
 @jax.jit
