@@ -145,6 +145,12 @@ def _run(arguments: Sequence[str]) -> int:
     return outcome.exit_status
 
 
+def _dynamics(arguments: Sequence[str]) -> int:
+    from jaxlab.verbs.dynamics import main
+
+    return main(arguments)
+
+
 def _parse(experiment: "Experiment", arguments: Sequence[str]) -> tuple[_Options, Any] | None:
     """The options and the config, None where the help was asked for and printed."""
     import tyro
@@ -195,7 +201,7 @@ def _nearest(word: str, known: Sequence[str] | Mapping[str, Any]) -> str:
 
 
 def _usage() -> str:
-    verbs = "\n".join(f"  jaxlab {name:<6}{verb.help}" for name, verb in _VERBS.items())
+    verbs = "\n".join(f"  jaxlab {name:<10}{verb.help}" for name, verb in _VERBS.items())
     return f"usage: jaxlab COMMAND [options]\n\n{verbs}\n\n  jaxlab --version"
 
 
@@ -207,5 +213,6 @@ class _Verb:
 
 _VERBS: Mapping[str, _Verb] = {
     "list": _Verb(_list, "the nineteen methods and their state"),
+    "dynamics": _Verb(_dynamics, "compare dynamical systems: jaxlab dynamics compare FILES, then --help"),
     "run": _Verb(_run, "measure the claims of a paper: jaxlab run NAME, then --help for its options"),
 }

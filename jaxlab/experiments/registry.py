@@ -64,6 +64,7 @@ METHODS: tuple[Method, ...] = (
         "A Spectral-Grassmann Wasserstein metric for operator representations of dynamical systems",
         "2509.24920",
         "jaxlab.dynamics",
+        experiment="jaxlab.experiments.koopman_ot",
     ),
     Method(
         "gldp",

@@ -1,0 +1,1 @@
+"""The file tools of the ``jaxlab`` command, one module a field."""
