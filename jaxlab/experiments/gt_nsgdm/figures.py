@@ -45,7 +45,7 @@ def claims(
     networks: Sequence[int],
 ) -> None:
     """Bias, plateau of step sizes, motion, rate and node speed-up, a panel each."""
-    with run.figure("claims", nrows=2, ncols=3, figsize=(12, 7)) as (_, axes):
+    with run.figure("claims", nrows=2, ncols=3, figsize=(13, 7.5)) as (_, axes):
         _bias(axes[0, 0], paths)
         kind = "stable" if "stable" in sweeps else next(iter(sweeps))
         _plateau(axes[0, 1], sweeps[kind], kind)
@@ -110,7 +110,7 @@ def _motion(axes: Any, sweep: Mapping[str, Sweep], kind: str) -> None:
         axes.loglog(motion, np.arange(1, len(motion) + 1) / len(motion), **_style(name))
     axes.axvline(1.0, color="grey", lw=0.8, ls="--")
     axes.set(
-        xlabel="largest displacement of the average in 100 steps / step size",
+        xlabel="largest move of the average in 100 steps / step size",
         ylabel="share above",
         title=f"Regression, {kind} noise: motion",
     )
@@ -132,6 +132,7 @@ def _rate(axes: Any, norms: Mapping[str, np.ndarray], horizons: Sequence[int]) -
         axes.plot(horizons, line, color=colour, lw=0.8, ls="--", label=f"theory {theory:.3f}")
     axes.set(xscale="log", yscale="log", xlabel="steps T", ylabel="average gradient norm")
     axes.set_title("Rate, p = 1.5, ring of 8")
+    _label_ticks(axes, horizons)
     axes.legend(fontsize=7)
 
 
@@ -140,8 +141,7 @@ def _speedup(axes: Any, norms: np.ndarray, networks: Sequence[int]) -> None:
     line = norms[0] * (np.asarray(networks) / networks[0]) ** (1.0 / rates.TAIL_INDEX - 1.0)
     axes.plot(networks, line, color="grey", lw=0.8, ls="--", label="noise term alone, n^(-1/3)")
     axes.set(xlabel="nodes", ylabel="gradient norm at the end", title="Node speed-up, complete graph")
-    axes.set_xticks(networks, labels=[str(n) for n in networks], minor=False)
-    axes.set_xticks([], minor=True)
+    _label_ticks(axes, networks)
     axes.legend(fontsize=7)
 
 
@@ -154,8 +154,14 @@ def _errors(axes: Any, sweeps: Mapping[str, Mapping[str, Sweep]]) -> None:
         axes.barh(at, [e.mean() for e in errors], height, xerr=[e.std() for e in errors], label=kind, alpha=0.8)
     axes.set_yticks(np.arange(len(names)) + 0.4 - height / 2, labels=names, fontsize=7)
     axes.invert_yaxis()
-    axes.set(xscale="log", xlabel="error, tuned, fresh noise", title="Regression")
+    axes.set(xlabel="error, tuned, fresh noise", title="Regression")
     axes.legend(fontsize=7)
+
+
+def _label_ticks(axes: Any, values: Sequence[int]) -> None:
+    """Label a logarithmic axis at these values only."""
+    axes.set_xticks(values, labels=[str(value) for value in values])
+    axes.set_xticks([], minor=True)
 
 
 def _style(method: str, label: str | None = None) -> dict[str, Any]:
