@@ -69,8 +69,8 @@ CLAIMS = (
         "GT-NSGDm reaches the lowest held-out loss of all methods (lowest other minus GT-NSGDm, nats per token).",
         ">",
         0.0,
-        known_gap="GT-Adam, tuned over as many configurations, ends lower: a step size for each coordinate suits the rare "
-        "words of a small tied embedding. The gap stayed with four times the steps, step sizes that decay linearly, "
+        known_gap="GT-Adam, tuned over as many configurations, ends lower: a step size for each coordinate suits the "
+        "rare words of a small tied embedding. The gap stayed with four times the steps, step sizes that decay linearly, "
         "weights that start larger, and on English alone; the paper's causal leak and shuffled tokens are options here "
         "(leaky_attention, sharding=iid).",
     ),
