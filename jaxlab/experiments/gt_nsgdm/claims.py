@@ -70,7 +70,7 @@ CLAIMS = (
         ">",
         0.0,
         known_gap="GT-Adam, tuned over as many configurations, ends lower: a step size for each coordinate suits the "
-        "rare words of a small tied embedding. The gap stayed with four times the steps, step sizes that decay linearly, "
+        "rare words of a small tied embedding. The gap stayed with four times the steps, decaying step sizes, "
         "weights that start larger, and on English alone; the paper's causal leak and shuffled tokens are options here "
         "(leaky_attention, sharding=iid).",
     ),
