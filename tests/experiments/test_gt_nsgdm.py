@@ -152,6 +152,14 @@ def test_a_corpus_that_is_too_short_is_named(tmp_path):
     sizes = dataclasses.replace(SMOKE, corpora=(str(short),)).language_model
     with pytest.raises(ValueError, match=r"4000 words in .*short.txt are too few to hold out two blocks"):
         language_model.load_corpus(sizes)
+    sizes = dataclasses.replace(SMOKE, corpora=(str(short),) * 2, nodes=1000).language_model
+    with pytest.raises(ValueError, match=r"8000 words in .*short.txt are too few for 1000 nodes that each need 9"):
+        language_model.load_corpus(sizes)
+
+
+def test_windows_may_be_longer_than_the_usual_block():
+    corpus = language_model.load_corpus(dataclasses.replace(SMOKE, context=500).language_model)
+    assert corpus.validation.shape[1] == corpus.test.shape[1] == 501
 
 
 @functools.cache
