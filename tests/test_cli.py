@@ -103,6 +103,26 @@ def test_directory_that_is_taken(capsys, tmp_path):
     assert len((tmp_path / "here" / "metrics.jsonl").read_text().splitlines()) == 4
 
 
+def test_bad_input_leaves_directories_as_they_were(monkeypatch, capsys, tmp_path):
+    """Neither a directory of the user's, nor the run that was to be replaced, nor the working directory changes."""
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    theirs.mkdir()
+    (theirs / "thesis.tex").write_text("mine")
+    assert cli.main(["run", "tiny", "--preset", "smoke", "--out", "ours"]) == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    for words in (["--out", "theirs"], ["--out", "ours", "--overwrite"]):
+        assert cli.main(["run", "tiny", "--preset", "smoke", "--corpus", "gone.txt", *words]) == 2
+        assert only_line(capsys) == "corpus 'gone.txt' does not exist"
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    assert cli.main(["run", "tiny", "--corpus", "gone.txt", "--out", "."]) == 2
+    assert only_line(capsys) == "corpus 'gone.txt' does not exist"
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert cli.main(["run", "tiny", "--preset", "smoke", "--out", str(ours), "--overwrite", "--chunks", "2"]) == 0
+    assert not (ours / "replaced").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -5,6 +5,7 @@ never sees half a file, whatever ends the process. Numbers that JSON cannot hold
 "Infinity" and "-Infinity", which ``float()`` reads back.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -18,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Metrics", "discard_if_empty", "dumps", "open_directory", "read_json", "write_json"]
+__all__ = ["Metrics", "conclude", "dumps", "open_directory", "read_json", "write_json"]
 
 _CONFIG, _METRICS, _RESULT, _CHECKPOINT = "config.json", "metrics.jsonl", "result.json", "checkpoint"
+_REPLACED = "replaced"
 
 
 def open_directory(
@@ -35,7 +37,7 @@ def open_directory(
         config: the config, a dataclass of plain fields.
         out: the directory; by default ``runs/NAME/<timestamp>-PRESET-seedN``, or on resume the newest such one.
         resume: continue what is there.
-        overwrite: remove the files of the run that is there first.
+        overwrite: set the run that is there aside, until :func:`conclude`.
 
     Raises:
         ValueError: there is nothing to resume, there is something and neither ``resume`` nor ``overwrite``, or what
@@ -53,9 +55,12 @@ def open_directory(
         out = old[-1] if old else home / f"{datetime.now():%Y%m%d-%H%M%S}-{preset}-seed{seed}"
     path = out / _CONFIG
     if path.exists() and overwrite:
-        for stale in (path, out / _METRICS, out / _RESULT):
-            stale.unlink(missing_ok=True)
-        shutil.rmtree(out / _CHECKPOINT, ignore_errors=True)
+        aside = out / _REPLACED
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        for name_of_file in (_CHECKPOINT, _METRICS, _RESULT, _CONFIG):
+            if (out / name_of_file).exists():
+                (out / name_of_file).replace(aside / name_of_file)
     if path.exists():
         if not resume:
             raise ValueError(f"{out} already holds a run; give --resume to continue it or --overwrite to replace it")
@@ -68,12 +73,22 @@ def open_directory(
     return out
 
 
-def discard_if_empty(out: Path) -> None:
-    """Remove the directory of a run that ended before it wrote anything but its config."""
-    files = list(out.iterdir())
-    if {file.name for file in files} <= {_CONFIG, _METRICS} and not _size(out / _METRICS):
-        for file in files:
-            file.unlink()
+def conclude(out: Path) -> None:
+    """Forget the run that was replaced; or, of a run that ended before it wrote anything but its config, all traces.
+
+    The run that was to be replaced is then where it was. Files that no run wrote stay in any case.
+    """
+    aside = out / _REPLACED
+    if _size(out / _METRICS) or (out / _CHECKPOINT).exists() or (out / _RESULT).exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        return
+    for name in (_CONFIG, _METRICS):
+        (out / name).unlink(missing_ok=True)
+    if aside.is_dir():
+        for path in aside.iterdir():
+            path.replace(out / path.name)
+        aside.rmdir()
+    with contextlib.suppress(OSError):  # it holds something, or somebody stands in it
         out.rmdir()
 
 

@@ -8,7 +8,7 @@ import jax
 
 import jaxlab
 from jaxlab.experiments.base import PRESETS, Experiment, Progress, Run
-from jaxlab.experiments.directory import discard_if_empty, open_directory, read_json, write_json
+from jaxlab.experiments.directory import conclude, open_directory, read_json, write_json
 from jaxlab.experiments.interrupt import Interrupts
 
 __all__ = ["Outcome", "execute"]
@@ -58,7 +58,7 @@ def execute(
         seed: non-negative.
         out: the directory; by default ``runs/NAME/<timestamp>-PRESET-seedN``, or on resume the newest such one.
         resume: continue the run in that directory.
-        overwrite: replace the run in that directory.
+        overwrite: replace the run in that directory, once there is something to replace it with.
         progress: who is told of every finished chunk.
 
     Raises:
@@ -90,7 +90,7 @@ def execute(
             interrupts.accept()
         except BaseException:
             run.close(complete=False)
-            discard_if_empty(out)
+            conclude(out)
             raise
         with interrupts.shield():
             run.close(complete=not interrupted)
@@ -107,4 +107,5 @@ def execute(
                 **({"interrupted": True} if interrupted else {}),
             }
             write_json(out / "result.json", result)
+            conclude(out)
     return Outcome(result, out, run.figures)

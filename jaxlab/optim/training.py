@@ -140,7 +140,8 @@ def shard_train_step(
       params, state, batch: the step's arguments or their shapes, to tell which leaves have a node axis.
 
     Raises:
-      ValueError: if the mixer is a stacked one, the mesh lacks the axis, or the nodes do not divide among its devices.
+      ValueError: if the mixer is a stacked one, the mesh lacks the axis, the nodes do not divide among its devices, or
+        a leaf of ``params`` or ``batch`` does not lead with the nodes.
     """
     axis = mixer.axis_name
     if axis is None:
@@ -149,6 +150,14 @@ def shard_train_step(
         raise ValueError(f"the mesh has axes {tuple(mesh.shape)}, not the mixer's axis {axis!r}")
     if mixer.n_nodes % mesh.shape[axis]:
         raise ValueError(f"{mixer.n_nodes} nodes do not divide among the {mesh.shape[axis]} devices of axis {axis!r}")
+    # One whose leading size is by chance a device's share would else pass for the same part on every device.
+    for name, tree in (("params", params), ("batch", batch)):
+        for key_path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            if jnp.shape(leaf)[:1] != (mixer.n_nodes,):
+                raise ValueError(
+                    f"every leaf needs a leading axis of {mixer.n_nodes} nodes; {name}{jax.tree_util.keystr(key_path)} "
+                    f"has shape {jnp.shape(leaf)}"
+                )
     params_spec, state_spec, batch_spec = (node_partition_specs(tree, mixer) for tree in (params, state, batch))
     return jax.shard_map(
         step,

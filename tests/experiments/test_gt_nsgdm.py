@@ -152,6 +152,14 @@ def test_a_corpus_that_is_too_short_is_named(tmp_path):
     sizes = dataclasses.replace(SMOKE, corpora=(str(short),)).language_model
     with pytest.raises(ValueError, match=r"4000 words in .*short.txt are too few to hold out two blocks"):
         language_model.load_corpus(sizes)
+    sizes = dataclasses.replace(SMOKE, corpora=(str(short),) * 2, nodes=1000).language_model
+    with pytest.raises(ValueError, match=r"8000 words in .*short.txt are too few for 1000 nodes that each need 9"):
+        language_model.load_corpus(sizes)
+
+
+def test_windows_may_be_longer_than_the_usual_block():
+    corpus = language_model.load_corpus(dataclasses.replace(SMOKE, context=500).language_model)
+    assert corpus.validation.shape[1] == corpus.test.shape[1] == 501
 
 
 @functools.cache
@@ -206,10 +214,16 @@ def test_deviations_are_centred_gradients():
         ({"regression_steps": 250}, "regression_steps must be a multiple of 100, got 250"),
         ({"lm_steps": 5}, "lm_steps must be a multiple of 2, got 5"),
         ({"horizons": (256, 300)}, "horizons must be a multiple of 256, got 300"),
-        ({"networks": (4, 4)}, "networks needs at least two different values"),
+        ({"bias_steps": 49}, "bias_steps must be a multiple of 50, got 49"),
+        ({"networks": (4, 4)}, r"networks must be two numbers or more, in increasing order, got \(4, 4\)"),
+        ({"networks": (8, 2)}, r"networks must be two numbers or more, in increasing order, got \(8, 2\)"),
+        ({"horizons": (256,)}, r"horizons must be two numbers or more, in increasing order, got \(256,\)"),
+        ({"noises": ("stable", "stable")}, "noises must differ, got stable, stable"),
+        ({"topologies": ("ring", "ring")}, "topologies must differ, got ring, ring"),
         ({"noises": ("cauchy",)}, "noises must be some of gaussian, student_t, stable, got cauchy"),
         ({"topologies": ("star",)}, "topologies must be some of ring, exponential, complete, got star"),
         ({"lm_methods": ("adam",)}, "unknown method 'adam'"),
+        ({"tail_draws": 19}, "tail_draws must be 0 or at least 20, got 19"),
         ({"trials": 0}, "trials must be at least 1, got 0"),
         ({"devices": 3}, "devices must divide the 8 nodes, got 3"),
         ({"heads": 3}, "num_heads must divide hidden_size"),

@@ -188,6 +188,19 @@ def test_meshes_that_do_not_fit(mixer, axis: str, devices: int, message: str) ->
         shard_train_step(step, mesh, mixer, params=params, state=optimizer.init(params), batch=batch)
 
 
+@pytest.mark.parametrize("size", [1, 3, 16])
+@pytest.mark.parametrize("which", ["params", "batch"])
+def test_leaves_without_the_nodes_are_named(which: str, size: int) -> None:
+    """A leading size of 1 is a device's share of 8 nodes on 8 devices: all nodes would silently train on it."""
+    trees = dict(zip(("params", "batch"), problem(), strict=True))
+    optimizer = gt_nsgdm(0.1, SHARDED)
+    state = optimizer.init(trees["params"])
+    trees[which] = {"deep": [jnp.ones((size, 2))]}
+    step = make_train_step(loss_fn, optimizer, SHARDED)
+    with pytest.raises(ValueError, match=rf"axis of 8 nodes; {which}\['deep'\]\[0\] has shape \({size}, 2\)"):
+        shard_train_step(step, mesh_of(8, AxisType.Auto), SHARDED, state=state, **trees)
+
+
 def test_a_sharded_step_outside_the_mesh_says_what_to_do() -> None:
     params, batch = problem()
     optimizer = gt_nsgdm(0.1, SHARDED)

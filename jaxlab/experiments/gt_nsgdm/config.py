@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxlab.experiments.gt_nsgdm import language_model, rates, regression
+from jaxlab.experiments.gt_nsgdm import bias, language_model, rates, regression
 from jaxlab.experiments.gt_nsgdm.methods import METHODS, select
 from jaxlab.optim import topology
 
@@ -27,7 +27,7 @@ class Config:
     """Sizes of all parts."""
 
     bias_steps: int = 10_000
-    """steps of the three-node example"""
+    """steps of the three-node example, a multiple of 50"""
     regression_methods: tuple[str, ...] = _ALL_METHODS
     """methods of the regression"""
     noises: tuple[str, ...] = ("gaussian", "student_t", "stable")
@@ -39,9 +39,9 @@ class Config:
     regression_seeds: int = 5
     """fresh noise streams that a tuned method is judged on"""
     horizons: tuple[int, ...] = (256, 1024, 4096, 16_384, 65_536)
-    """numbers of steps between which the rate is measured, multiples of 256"""
+    """numbers of steps between which the rate is measured, increasing multiples of 256"""
     networks: tuple[int, ...] = (2, 4, 8, 16, 32)
-    """numbers of nodes between which the speed-up is measured"""
+    """numbers of nodes, increasing, between which the speed-up is measured"""
     speedup_steps: int = 4096
     """steps of the speed-up runs, a multiple of 256"""
     trials: int = 8
@@ -86,7 +86,7 @@ class Config:
     lm_seeds: int = 3
     """fresh seeds that a tuned method is judged on; as many configurations are tuned at once"""
     tail_draws: int = 256
-    """minibatches a node from which the tail of the gradient noise is estimated; 0 leaves that out"""
+    """minibatches a node from which the tail of the gradient noise is estimated, at least 20; 0 leaves that out"""
     devices: int = 1
     """devices over which the nodes of the language model are spread"""
 
@@ -99,6 +99,8 @@ class Config:
                 least = 0 if field.name == "tail_draws" else 1
                 if isinstance(number, int) and not isinstance(number, bool) and number < least:
                     raise ValueError(f"{field.name} must be at least {least}, got {number}")
+        if 0 < self.tail_draws < 20:  # the estimate is made from the largest 5 %
+            raise ValueError(f"tail_draws must be 0 or at least 20, got {self.tail_draws}")
         select(self.regression_methods)
         select((*self.lm_methods, *self.topology_methods))
         for name, values, known in (
@@ -107,7 +109,10 @@ class Config:
         ):
             if any(value not in known for value in values):
                 raise ValueError(f"{name} must be some of {', '.join(known)}, got {', '.join(values)}")
+            if len(set(values)) < len(values):
+                raise ValueError(f"{name} must differ, got {', '.join(values)}")
         for name, value, unit in (
+            ("bias_steps", self.bias_steps, bias.EVERY),
             ("regression_steps", self.regression_steps, 100),
             ("lm_steps", self.lm_steps, self.lm_evaluations),
             ("speedup_steps", self.speedup_steps, rates.BLOCK),
@@ -116,8 +121,8 @@ class Config:
             if value % unit:
                 raise ValueError(f"{name} must be a multiple of {unit}, got {value}")
         for name, sizes in (("horizons", self.horizons), ("networks", self.networks)):
-            if len(set(sizes)) < 2:
-                raise ValueError(f"{name} needs at least two different values, got {sizes}")
+            if len(sizes) < 2 or list(sizes) != sorted(set(sizes)):
+                raise ValueError(f"{name} must be two numbers or more, in increasing order, got {sizes}")
         if self.nodes % self.devices:
             raise ValueError(f"devices must divide the {self.nodes} nodes, got {self.devices}")
         _ = self.language_model.decoder  # raises for sizes that do not fit

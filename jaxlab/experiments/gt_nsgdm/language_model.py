@@ -100,22 +100,23 @@ def load_corpus(config: LanguageModelConfig) -> Corpus:
     texts = [split_words(load_text(name, split=config.split)) for name in config.corpora]
     share = min(map(len, texts))
     words = np.asarray([word for text in texts for word in text[:share]])
-    train, held_out = hold_out(np.arange(len(words)))
+    length = config.context + 1
+    train, held_out = hold_out(np.arange(len(words)), block=max(320, length))
     vocabulary = Vocabulary.build(words[train].tolist(), config.vocabulary)
     tokens = vocabulary.encode(words[train].tolist())
     blocks = vocabulary.encode(words[held_out.ravel()].tolist()).reshape(held_out.shape)
-    length, width = config.context + 1, np.shape(blocks)[-1]
-    if len(blocks) < 2 or width < length:
-        raise ValueError(
-            f"{len(words)} words in {', '.join(config.corpora)} are too few to hold out two blocks of {length} or more"
-        )
-
+    width = np.shape(blocks)[-1]
+    about = f"{len(words)} words in {', '.join(config.corpora)} are too few"
+    if len(blocks) < 2:
+        raise ValueError(f"{about} to hold out two blocks of {width}")
     stride = max(1, len(blocks) // 2 * (width // length) // config.held_out_windows)
 
     def windows(some_blocks: np.ndarray) -> np.ndarray:
         return some_blocks[:, : width // length * length].reshape(-1, length)[::stride]
 
     shards = shard_tokens(tokens, config.nodes, mode=config.sharding)
+    if shards.shape[1] < length:
+        raise ValueError(f"{about} for {config.nodes} nodes that each need {length}")
     halves = len(blocks) // 2
     validation, test = windows(blocks[0 : 2 * halves : 2]), windows(blocks[1 : 2 * halves : 2])
     return Corpus(shards, validation, test, float((tokens == 0).mean()))
