@@ -34,6 +34,8 @@ _COLOURS = dict(
     )
 )
 
+_LINES = {"": "-", "(ring)": "-", "(exponential)": ":", "(complete)": "--"}
+
 
 def claims(
     run: Run,
@@ -69,7 +71,7 @@ def language_model(run: Run, losses: Mapping[str, np.ndarray], tails: Mapping[st
             at = steps * np.arange(1, len(loss) + 1) / len(loss)
             mean = loss.mean((1, 2))
             method, _, graph = name.partition(" ")
-            left.plot(at, mean, **_style(method, label=name), linestyle=":" if graph else "-")
+            left.plot(at, mean, **_style(method, label=name), linestyle=_LINES[graph])
             left.fill_between(at, loss.mean(2).min(1), loss.mean(2).max(1), color=_COLOURS[method], alpha=0.15, lw=0)
         left.set(xlabel="step", ylabel="held-out loss (nats per token)", title="Each method tuned alike; band: seeds")
         # A method that stays where it started would flatten all others.
@@ -110,7 +112,7 @@ def _motion(axes: Any, sweep: Mapping[str, Sweep], kind: str) -> None:
         axes.loglog(motion, np.arange(1, len(motion) + 1) / len(motion), **_style(name))
     axes.axvline(1.0, color="grey", lw=0.8, ls="--")
     axes.set(
-        xlabel="largest move of the average in 100 steps / step size",
+        xlabel="largest of 100 moves of the average / step size",
         ylabel="share above",
         title=f"Regression, {kind} noise: motion",
     )
