@@ -213,6 +213,6 @@ class _Verb:
 
 _VERBS: Mapping[str, _Verb] = {
     "list": _Verb(_list, "the nineteen methods and their state"),
-    "dynamics": _Verb(_dynamics, "compare dynamical systems: jaxlab dynamics compare FILES, then --help"),
-    "run": _Verb(_run, "measure the claims of a paper: jaxlab run NAME, then --help for its options"),
+    "run": _Verb(_run, "measure a paper's claims; options: jaxlab run NAME --help"),
+    "dynamics": _Verb(_dynamics, "compare dynamical systems; options: jaxlab dynamics --help"),
 }

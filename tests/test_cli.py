@@ -196,7 +196,9 @@ def test_help_shows_fields_with_their_documentation_and_the_defaults_of_the_pres
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["run", "--help"], ["list", "-h"]])
 def test_usage(capsys, arguments):
     assert cli.main(arguments) == 0
-    assert capsys.readouterr().out.startswith("usage: jaxlab ")
+    out = capsys.readouterr().out
+    assert out.startswith("usage: jaxlab ")
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_reader_that_has_seen_enough():
