@@ -122,7 +122,7 @@ def _run(arguments: Sequence[str]) -> int:
     if parsed is None:
         return 0
     options, config = parsed
-    logging.getLogger("absl").setLevel(logging.ERROR)  # orbax warns of the write that a killed run left half done
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax tells of half-done and damaged files, and we do
     with report.Watch(Console(stderr=True)) as watch:
         outcome = execute(
             experiment,

@@ -176,6 +176,19 @@ def test_config_that_is_damaged(capsys, tmp_path):
     assert only_line(capsys) == "here/config.json is not the config of a run"
 
 
+def test_checkpoint_that_is_damaged(capsys, caplog, tmp_path):
+    """One line, although orbax logs what it cannot parse before it is told that the files have changed."""
+    run = ["run", "tiny", "--preset", "smoke", "--out", "here"]
+    assert cli.main(run) == 0
+    (metadata,) = (tmp_path / "here" / "checkpoint" / "start").glob("*/_CHECKPOINT_METADATA")
+    metadata.write_text("{")
+    capsys.readouterr()
+    caplog.clear()
+    assert cli.main([*run, "--resume"]) == 2
+    assert re.match(r"checkpoint .*/here/checkpoint/start cannot be restored; remove that directory", only_line(capsys))
+    assert not caplog.records
+
+
 def test_mistake_in_an_experiment_shows_its_traceback(monkeypatch):
     broken = dataclasses.replace(tiny.EXPERIMENT, run=lambda config, run: run.measure("no_such_claim", 1.0))
     monkeypatch.setattr(tiny, "EXPERIMENT", broken)
