@@ -122,7 +122,7 @@ def _run(arguments: Sequence[str]) -> int:
     if parsed is None:
         return 0
     options, config = parsed
-    logging.getLogger("absl").setLevel(logging.ERROR)  # orbax warns of the write that a killed run left half done
+    logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax tells of half-done and damaged files, and we do
     with report.Watch(Console(stderr=True)) as watch:
         outcome = execute(
             experiment,
@@ -213,6 +213,6 @@ class _Verb:
 
 _VERBS: Mapping[str, _Verb] = {
     "list": _Verb(_list, "the nineteen methods and their state"),
-    "dynamics": _Verb(_dynamics, "compare dynamical systems: jaxlab dynamics compare FILES, then --help"),
-    "run": _Verb(_run, "measure the claims of a paper: jaxlab run NAME, then --help for its options"),
+    "run": _Verb(_run, "measure a paper's claims; options: jaxlab run NAME --help"),
+    "dynamics": _Verb(_dynamics, "compare dynamical systems; options: jaxlab dynamics --help"),
 }

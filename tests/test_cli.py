@@ -176,6 +176,19 @@ def test_config_that_is_damaged(capsys, tmp_path):
     assert only_line(capsys) == "here/config.json is not the config of a run"
 
 
+def test_checkpoint_that_is_damaged(capsys, caplog, tmp_path):
+    """One line, although orbax logs what it cannot parse before it is told that the files have changed."""
+    run = ["run", "tiny", "--preset", "smoke", "--out", "here"]
+    assert cli.main(run) == 0
+    (metadata,) = (tmp_path / "here" / "checkpoint" / "start").glob("*/_CHECKPOINT_METADATA")
+    metadata.write_text("{")
+    capsys.readouterr()
+    caplog.clear()
+    assert cli.main([*run, "--resume"]) == 2
+    assert re.match(r"checkpoint .*/here/checkpoint/start cannot be restored; remove that directory", only_line(capsys))
+    assert not caplog.records
+
+
 def test_mistake_in_an_experiment_shows_its_traceback(monkeypatch):
     broken = dataclasses.replace(tiny.EXPERIMENT, run=lambda config, run: run.measure("no_such_claim", 1.0))
     monkeypatch.setattr(tiny, "EXPERIMENT", broken)
@@ -196,7 +209,9 @@ def test_help_shows_fields_with_their_documentation_and_the_defaults_of_the_pres
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["run", "--help"], ["list", "-h"]])
 def test_usage(capsys, arguments):
     assert cli.main(arguments) == 0
-    assert capsys.readouterr().out.startswith("usage: jaxlab ")
+    out = capsys.readouterr().out
+    assert out.startswith("usage: jaxlab ")
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_reader_that_has_seen_enough():

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, Int, Key
 
 __all__ = ["hold_out", "sample_crops", "shard_tokens"]
 
@@ -73,7 +73,7 @@ def shard_tokens(
 
 
 def sample_crops(
-    key: PRNGKeyArray,
+    key: Key[Array, ""],
     shards: Int[Array | np.ndarray, "n shard"],
     batch: int,
     length: int,

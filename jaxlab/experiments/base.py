@@ -313,10 +313,11 @@ class Experiment(Generic[Config]):
 
     Attributes:
         name: the method in kebab case.
-        summary: one line.
+        summary: one sentence that fits a line of 80 columns.
         claims: what is measured.
         presets: the configs of smoke, quick, cpu and paper: frozen dataclasses of plain fields, each documented by a
-            string under it. A config raises ``ValueError`` from ``__post_init__`` on bad values.
+            string under it (a line break in it is one in the help). A config raises ``ValueError`` from
+            ``__post_init__`` on bad values.
         run: ``run(config, run)`` measures every claim or skips it with a reason.
         shapes: builds the config's model and optimiser under ``jax.eval_shape``, so that ``paper`` is checked where it
             cannot be run.

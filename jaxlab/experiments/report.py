@@ -91,9 +91,9 @@ def show(console: Console, outcome: Outcome) -> None:
         if "known_gap" in claim:
             _say(console, f"known gap: {claim['known_gap']}", indent=4)
     for claim in result["skipped"]:
-        _say(console, f"- {claim['id']}: skipped, --preset {claim['preset']} shows it ({claim['reason']})")
+        _say(console, f"- {claim['id']}: skipped, --preset {claim['preset']} shows it ({claim['reason']})", hang=4)
     for note in result["notes"]:
-        _say(console, note)
+        _say(console, note, hang=4)
     console.print()
     for path in [*outcome.figures, outcome.out / "result.json"]:
         _say(console, str(path))
@@ -140,9 +140,17 @@ def _columns(rows: Sequence[Mapping[str, Any]], plus_minus: str) -> dict[str, li
     return columns
 
 
-def _say(console: Console, text: str, *, indent: int = 0, style: str = "") -> None:
-    for line in textwrap.wrap(text, console.width - indent, break_long_words=False, break_on_hyphens=False):
-        console.print(Text(" " * indent + line, style=style), soft_wrap=True)
+def _say(console: Console, text: str, *, indent: int = 0, hang: int = 0, style: str = "") -> None:
+    lines = textwrap.wrap(
+        text,
+        console.width,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + hang),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    for line in lines:
+        console.print(Text(line, style=style), soft_wrap=True)
 
 
 def _number(value: float | None, digits: int = 4) -> str:

@@ -41,7 +41,7 @@ import numpy as np
 import optax
 from flax import nnx
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxlab.nn.linear import Embedding, Linear
 from jaxlab.nn.norm import RMSNorm
@@ -134,7 +134,7 @@ class DecoderConfig:
         return self.hidden_size // self.num_heads if self.head_dim is None else self.head_dim
 
 
-def init(config: DecoderConfig, key: PRNGKeyArray) -> tuple[Callable[..., Array], dict[str, Any]]:
+def init(config: DecoderConfig, key: Key[Array, ""]) -> tuple[Callable[..., Array], dict[str, Any]]:
     """Give the decoder as a pure function, and fresh parameters.
 
     Weights are drawn from N(0, ``initializer_range``²), norms start at one and biases at zero. Under ``jax.vmap``

@@ -163,14 +163,25 @@ def test_wrong_values_are_refused(finished, capsys, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+def test_help_fits_eighty_columns(finished, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main(["run", finished.experiment.name, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    for field in dataclasses.fields(finished.experiment.presets["quick"]):
+        assert "--" + field.name.replace("_", "-") in out
+
+
 def test_paper_preset_builds(finished):
     shapes = jax.tree.leaves(finished.experiment.shapes(finished.experiment.presets["paper"]))
     assert shapes
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in shapes)
 
 
-def test_every_claim_is_a_sentence(finished):
+def test_every_claim_and_the_summary_is_a_sentence(finished):
     for claim in finished.experiment.claims:
         assert claim.id == claim.id.lower().replace("-", "_")
         assert claim.claim[0].isupper()
         assert claim.claim.endswith(".")
+    assert finished.experiment.summary[0].isupper()
+    assert finished.experiment.summary.endswith(".")

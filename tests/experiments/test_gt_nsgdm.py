@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import optimize
 
+from jaxlab import cli
 from jaxlab.data import load_text, split_words
 from jaxlab.experiments.gt_nsgdm import bias, language_model, rates, regression
 from jaxlab.experiments.gt_nsgdm.config import PRESETS, Config
@@ -233,6 +235,11 @@ def test_deviations_are_centred_gradients():
 def test_bad_configs_are_named(change, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(SMOKE, **change)
+
+
+def test_help_names_every_method(capsys):
+    assert cli.main(["run", "gt-nsgdm", "--help"]) == 0
+    assert set(METHODS) <= set(re.findall(r"[a-z_]+", capsys.readouterr().out.partition("--noises")[0]))
 
 
 def test_more_devices_than_there_are():

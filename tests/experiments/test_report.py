@@ -79,3 +79,24 @@ def test_wide_table_is_cut_into_several():
     assert "37.04 ± 0.12" in text
     assert "inf" in text
     assert "x at cpu, seed 0, on cpu, took 1:02" in text
+
+
+def test_what_runs_on_is_indented():
+    """So that one sees where the next claim or note begins."""
+    result = {
+        "experiment": "x",
+        "preset": "smoke",
+        "seed": 0,
+        "device": "cpu",
+        "seconds": 1.0,
+        "table": [],
+        "claims": [],
+    }
+    result["skipped"] = [{"id": f"claim_{i}", "preset": "cpu", "reason": "too short a run to tell"} for i in range(2)]
+    result["notes"] = ["A note of more than forty characters, which runs on."]
+    console = Console(file=io.StringIO(), width=40)
+    report.show(console, Outcome(result, Path("here"), []))
+    lines = console.file.getvalue().splitlines()
+    begin = [line for line in lines[: lines.index("")] if not line.startswith("    ")]
+    assert [line.split()[0] for line in begin] == ["-", "-", "A"]
+    assert max(map(len, lines)) <= 40

@@ -29,7 +29,9 @@ class Config:
     bias_steps: int = 10_000
     """steps of the three-node example, a multiple of 50"""
     regression_methods: tuple[str, ...] = _ALL_METHODS
-    """methods of the regression"""
+    """methods of the regression:
+    dsgd, gt_dsgd, dsgd_gclip, dsgd_cclip, dsgd_clip,
+    sclip_ef_network, qg_dsgdm, gt_adam, nsgd, nsgdm, gt_nsgd, gt_nsgdm"""
     noises: tuple[str, ...] = ("gaussian", "student_t", "stable")
     """gradient noise of the regression: gaussian, student_t, stable"""
     regression_steps: int = 10_000
@@ -47,14 +49,15 @@ class Config:
     trials: int = 8
     """noise streams of the rate and speed-up runs"""
     lm_methods: tuple[str, ...] = tuple(name for name in METHODS if name != "gt_nsgd")
-    """methods of the language model"""
+    """methods of the language model, of the same"""
     topologies: tuple[str, ...] = ("ring", "exponential", "complete")
     """graphs of the language model: ring, exponential, complete; methods are tuned on the first"""
     topology_methods: tuple[str, ...] = ("gt_nsgdm",)
-    """methods that train the language model on the other graphs too"""
+    """those of lm_methods that train on the other graphs too"""
     corpora: tuple[str, ...] = ("python-topics", "python-source")
-    """texts, one after the other: a file, a folder of $JAXLAB_DATA, python-topics (reference manual), python-source
-    (standard library), hf:OWNER/NAME[:COLUMN] or tfds:NAME[:FEATURE]"""
+    """texts, one after the other:
+    a file, a folder of $JAXLAB_DATA, python-topics (reference manual), python-source (standard library),
+    hf:OWNER/NAME[:COLUMN] or tfds:NAME[:FEATURE]"""
     corpus_split: str | None = None
     """split of the corpora, where they have several"""
     vocabulary: int = 512

@@ -329,7 +329,7 @@ def _shapes(config: Config) -> Any:
 
 EXPERIMENT = Experiment(
     name="gt-nsgdm",
-    summary="decentralised training under heavy-tailed gradient noise: normalisation, momentum and gradient tracking",
+    summary="Decentralised training under heavy-tailed noise: normalised, tracked momentum.",
     claims=CLAIMS,
     presets=PRESETS,
     run=run,

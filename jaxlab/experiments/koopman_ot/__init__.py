@@ -308,7 +308,7 @@ def _shapes(config: Config) -> jax.ShapeDtypeStruct:
 
 EXPERIMENT = Experiment(
     name="koopman-ot",
-    summary="A Wasserstein metric between dynamical systems from the spectra of their Koopman operators.",
+    summary="A Wasserstein metric between dynamical systems from their Koopman spectra.",
     claims=CLAIMS,
     presets={
         "smoke": Config(
