@@ -24,7 +24,9 @@ Deviations from the paper:
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from typing import overload
 
 import flax.struct
 import jax
@@ -86,6 +88,17 @@ class KernelSpectrum:
     kernel: Kernel = flax.struct.field(pytree_node=False, kw_only=True)
 
 
+@overload
+def generator_spectrum(
+    operator: LowRankOperator | Float[Array, "*batch d d"],
+    *,
+    dt: Scalar | Float[Array, "*#batch"] = ...,
+    rank: int | None = ...,
+) -> Spectrum: ...
+@overload
+def generator_spectrum(
+    operator: KernelOperator, *, dt: Scalar | Float[Array, "*#batch"] = ..., rank: int | None = ...
+) -> KernelSpectrum: ...
 def generator_spectrum(
     operator: LowRankOperator | KernelOperator | Float[Array, "*batch d d"],
     *,
@@ -220,7 +233,7 @@ def biorthogonalize(spectrum: Spectrum) -> Spectrum:
     left = spectrum.left @ jnp.linalg.inv(right.conj().mT @ spectrum.left)
     if is_concrete(left) and not np.all(np.isfinite(np.asarray(left))):
         raise ValueError("right and left eigenvectors cannot be made biorthogonal: right^* left is singular")
-    return spectrum.replace(right=right, left=left)
+    return replace(spectrum, right=right, left=left)
 
 
 def to_operator(spectrum: Spectrum, *, dt: Scalar = 1.0) -> Complex[Array, "*batch d d"]:

@@ -4,6 +4,7 @@ Two damped oscillators, one a channel, are sampled with a little noise and seen 
 second on a fixed grid of lags, so that all sampling rates share one feature space.
 """
 
+from collections.abc import Mapping
 from functools import partial
 
 import jax
@@ -68,18 +69,18 @@ def barycenter(key: Array, fraction: float, steps: int) -> dict[str, np.ndarray]
     )
     dt = 1 / BARYCENTER_RATE
     systems = dynamics.generator_spectrum(operators, dt=dt)
-    ends = [jax.tree.map(lambda leaf, k=k: leaf[k], systems) for k in range(2)]
+    first, second = (jax.tree.map(lambda leaf, k=k: leaf[k], systems) for k in range(2))
     matrices = operators.matrix
     weights = jnp.array([1 - fraction, fraction])
     metric = SpectralGrassmannMetric(eta=0.5, eigenvalue_scale=HERTZ)
     mean, info = dynamics.frechet_mean(systems, weights, metric, steps=steps)
     average = dynamics.generator_spectrum(dynamics.hilbert_schmidt_mean(matrices, weights), dt=dt, rank=RANK)
     constrained, _ = dynamics.constrained_hilbert_schmidt_mean(
-        matrices, weights, initial=dynamics.interpolate(*ends, fraction, metric), dt=dt, steps=steps
+        matrices, weights, initial=dynamics.interpolate(first, second, fraction, metric), dt=dt, steps=steps
     )
-    distance = dynamics.spectral_grassmann_distance(*ends, metric)
+    distance = dynamics.spectral_grassmann_distance(first, second, metric)
     return {
-        "ends": np.stack([_fastest(end) for end in ends]),
+        "ends": np.stack([_fastest(first), _fastest(second)]),
         "sgot": _fastest(mean),
         "hilbert_schmidt": _fastest(average),
         "constrained_hilbert_schmidt": _fastest(constrained),
@@ -91,7 +92,8 @@ def barycenter(key: Array, fraction: float, steps: int) -> dict[str, np.ndarray]
 def rate_error(key: Array, samples: int, longest: int, repeats: int) -> np.ndarray:
     """Mean error of the estimated distance of two VAR(1) processes in R^4 from ``samples`` samples each."""
     systems = _autoregressions()
-    truth = dynamics.spectral_grassmann_distance(*(dynamics.generator_spectrum(m) for m in systems))
+    first, second = (dynamics.generator_spectrum(matrix) for matrix in systems)
+    truth = dynamics.spectral_grassmann_distance(first, second)
     spectra = [
         dynamics.trajectory_spectrum(
             _simulate_autoregression(k, matrix, longest, repeats),
@@ -119,7 +121,7 @@ def violation_of_axioms(key: Array, count: int) -> np.ndarray:
 
 
 @partial(jax.jit, static_argnames=("repeats", "rate"))
-def _operators(key: Array, parameters: dict[str, float | Array], *, repeats: int, rate: int) -> LowRankOperator:
+def _operators(key: Array, parameters: Mapping[str, float | Array], *, repeats: int, rate: int) -> LowRankOperator:
     moving = [jnp.broadcast_to(parameters[name], (repeats,)) for name in _STILL]
     trajectories = jax.vmap(partial(_oscillators, rate=rate))(jax.random.split(key, repeats), *moving)
     return dynamics.trajectory_operator(trajectories, RANK, dt=1 / rate, lags=LAGS)
@@ -134,7 +136,9 @@ def _oscillators(key: Array, frequency: Array, decay: Array, rotation: Array, *,
     return channels + NOISE * jax.random.normal(key, channels.shape)
 
 
-def _distances(key: Array, parameters: dict[str, float | Array], *, repeats: int, rate: int) -> dict[str, np.ndarray]:
+def _distances(
+    key: Array, parameters: Mapping[str, float | Array], *, repeats: int, rate: int
+) -> dict[str, np.ndarray]:
     """From systems that are still and sampled at 200 Hz to moved ones sampled at ``rate``."""
     reference, moved = jax.random.split(key)
     # One after the other: two regressions inside one jit can deadlock XLA's CPU thread pool (seen with jaxlib 0.10.2).
