@@ -10,6 +10,7 @@ rate, nor do the eigenfunctions. A spectrum is the list of atoms ``(lambda_j, r_
 The eigenproblem is r x r. XLA has a non-symmetric eigensolver on CPU; on accelerators the r x r matrix makes one trip
 to the host (LAPACK through numpy), which works under `jit` and `vmap` and leaves everything else on the device. Keep it
 out of inner loops. JAX has no derivative of non-symmetric eigenvectors: spectra are data, differentiate after them.
+Do not put two batched `trajectory_spectrum` into one `jit` on the CPU, it can hang (`jaxlab.dynamics.reduced_rank`).
 
 Reference: Germain et al., "A Spectral-Grassmann Wasserstein metric for operator representations of dynamical systems",
 arXiv 2509.24920, section 3.
