@@ -4,22 +4,17 @@
 
 Both sides get the spectra of simulated oscillators and compute POT's metric for every unordered pair. The peer needs
 POT (extra ``peers``) and runs on the CPU, jaxlab on the default device. Compile time is reported apart, a run is the
-median of the repeats, and the largest disagreement of the two matrices says that the same work was done.
+mean of the repeats, and the largest disagreement of the two matrices says that the same work was done.
 """
 
 import argparse
-import json
-import statistics
-import time
-from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
-from rich.table import Table
+from harness import device_name, measure, print_table, write_json
 
 from jaxlab.dynamics import SpectralGrassmannMetric, Spectrum, spectral_grassmann_distance_matrix, trajectory_spectrum
 
@@ -46,13 +41,6 @@ def peer_matrix(systems: Spectrum) -> np.ndarray:
     return matrix
 
 
-def timed(function: Callable[[], jax.Array | np.ndarray]) -> tuple[float, np.ndarray]:
-    """Seconds of one call, results on the host."""
-    start = time.perf_counter()
-    result = np.asarray(jax.block_until_ready(function()))
-    return time.perf_counter() - start, result
-
-
 def main() -> None:
     """Run the comparison, print a table, write the JSON file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -67,43 +55,42 @@ def main() -> None:
     systems = jax.block_until_ready(simulated_systems(options.systems, options.rank, options.seed))
     metric = SpectralGrassmannMetric.pot()
 
-    def ours() -> jax.Array:
-        return spectral_grassmann_distance_matrix(systems, metric=metric)
-
-    first, matrix = timed(ours)
-    runs = [timed(ours)[0] for _ in range(options.repeats)]
-    run = statistics.median(runs)
-    peer, expected = timed(lambda: peer_matrix(systems))
+    ours, matrix = measure(lambda: spectral_grassmann_distance_matrix(systems, metric=metric), repeats=options.repeats)
+    # The loop compiles nothing and takes many seconds: one measured run is enough.
+    peer, expected = measure(lambda: peer_matrix(systems), repeats=1)
     pairs = options.systems * (options.systems - 1) // 2
-    result = {
-        "benchmark": "dynamics_metric",
-        "device": jax.devices()[0].device_kind,
-        "jax": jax.__version__,
-        "systems": options.systems,
-        "rank": options.rank,
-        "pairs": pairs,
-        "jaxlab_seconds": run,
-        "jaxlab_seconds_all": runs,
-        "jaxlab_compile_seconds": first - run,
-        "pot_seconds": peer,
-        "times_faster": peer / run,
-        "times_faster_with_compile": peer / first,
-        "largest_difference": float(np.abs(matrix - expected).max()),
-    }
+    difference = float(np.abs(np.asarray(matrix) - expected).max())
 
-    table = Table(title=f"{pairs} pairs of systems, rank {options.rank}, on {result['device']}")
-    for heading in ("", "compile s", "run s", "µs a pair"):
-        table.add_column(heading, justify="left" if not heading else "right")
-    table.add_row("POT, Python loop", "", f"{peer:.3f}", f"{1e6 * peer / pairs:.1f}")
-    table.add_row("jaxlab", f"{first - run:.2f}", f"{run:.4f}", f"{1e6 * run / pairs:.1f}")
-    console = Console()
-    console.print(table)
-    console.print(
-        f"{result['times_faster']:.0f} times faster ({result['times_faster_with_compile']:.0f} with compilation); "
-        f"matrices differ by at most {result['largest_difference']:.1e}"
+    def cells(name: str, seconds: float, compile_seconds: str) -> tuple[str, ...]:
+        return name, compile_seconds, f"{seconds:.4f}", f"{1e6 * seconds / pairs:.1f}"
+
+    print_table(
+        f"{pairs} pairs of systems, rank {options.rank}, on {device_name()}",
+        ("", "compile s", "run s", "µs a pair"),
+        [cells("POT, Python loop", peer.mean, ""), cells("jaxlab", ours.mean, f"{ours.compile:.2f}")],
+    )
+    print(
+        f"{peer.mean / ours.mean:.0f} times faster ({peer.mean / ours.first:.0f} with compilation); "
+        f"matrices differ by at most {difference:.1e}"
     )
     if options.out:
-        options.out.write_text(json.dumps(result, indent=2) + "\n")
+        write_json(
+            options.out,
+            "dynamics_metric",
+            rows=[
+                {"implementation": "POT", "seconds": peer.runs, "compile_seconds": 0.0, "times_faster": 1.0},
+                {
+                    "implementation": "jaxlab",
+                    "seconds": ours.runs,
+                    "compile_seconds": ours.compile,
+                    "times_faster": peer.mean / ours.mean,
+                },
+            ],
+            systems=options.systems,
+            rank=options.rank,
+            pairs=pairs,
+            largest_difference=difference,
+        )
 
 
 if __name__ == "__main__":

@@ -217,9 +217,9 @@ def _search(
     carry = (trained, optimizer.init(trained), trained, jnp.asarray(jnp.inf, branch.dtype))
     (trained, _, best, least), values = jax.lax.scan(step, carry, None, length=steps)
     last = loss(trained)
-    best = jax.tree.map(lambda new, old: jnp.where(last < least, new, old), trained, best)
+    free, single = jax.tree.map(lambda new, old: jnp.where(last < least, new, old), trained, best)
     values = jnp.append(values, last)
-    return _join(_Parameters(*best, branch), real), MeanInfo(objective=values, best_step=jnp.nanargmin(values))
+    return _join(_Parameters(free, single, branch), real), MeanInfo(objective=values, best_step=jnp.nanargmin(values))
 
 
 def _split(spectrum: Spectrum, real: bool) -> _Parameters:

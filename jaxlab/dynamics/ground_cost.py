@@ -29,7 +29,8 @@ Deviations from the paper:
    in float32. Work in float64 (``jax.enable_x64()``) where small distances matter.
 """
 
-from typing import Literal
+from dataclasses import replace
+from typing import Literal, overload
 
 import flax.struct
 import jax
@@ -93,11 +94,16 @@ class SpectralGrassmannMetric:
         )
 
 
+@overload
+def unit_norm(spectrum: Spectrum) -> Spectrum: ...
+@overload
+def unit_norm(spectrum: KernelSpectrum) -> KernelSpectrum: ...
 def unit_norm(spectrum: Spectrum | KernelSpectrum) -> Spectrum | KernelSpectrum:
     """Scale every right and left eigenfunction to norm one in its space."""
     if isinstance(spectrum, Spectrum):
-        return spectrum.replace(right=unit_columns(spectrum.right), left=unit_columns(spectrum.left))
-    return spectrum.replace(
+        return replace(spectrum, right=unit_columns(spectrum.right), left=unit_columns(spectrum.left))
+    return replace(
+        spectrum,
         right=_unit_functions(spectrum.right, spectrum.kernel(spectrum.x, spectrum.x)),
         left=_unit_functions(spectrum.left, spectrum.kernel(spectrum.y, spectrum.y)),
     )
@@ -110,11 +116,11 @@ def similarity(a: Spectrum | KernelSpectrum, b: Spectrum | KernelSpectrum) -> Fl
       ValueError: the two live in different spaces (dimension, kernel, or kind).
     """
     _check_same_space(a, b)
-    if isinstance(a, Spectrum):
-        right, left = a.right.conj().T @ b.right, a.left.conj().T @ b.left
-    else:
+    if isinstance(a, KernelSpectrum) and isinstance(b, KernelSpectrum):
         right = a.right.conj().T @ a.kernel(a.x, b.x) @ b.right
         left = a.left.conj().T @ a.kernel(a.y, b.y) @ b.left
+    else:
+        right, left = a.right.conj().T @ b.right, a.left.conj().T @ b.left
     return jnp.abs(right * left)
 
 
@@ -176,13 +182,11 @@ def _unit_functions(coefficients: Array, gram: Array) -> Array:
 def _check_same_space(a: Spectrum | KernelSpectrum, b: Spectrum | KernelSpectrum) -> None:
     if type(a) is not type(b):
         raise ValueError(f"operators live in different spaces: {type(a).__name__} and {type(b).__name__}")
-    if isinstance(a, Spectrum):
-        if a.right.shape[-2] != b.right.shape[-2]:
+    if isinstance(a, KernelSpectrum) and isinstance(b, KernelSpectrum):
+        if a.x.shape[-1] != b.x.shape[-1] or a.kernel != b.kernel:
             raise ValueError(
-                f"operators live in different spaces: dimensions {a.right.shape[-2]} and {b.right.shape[-2]}"
+                f"operators live in different spaces: kernel {a.kernel} on R^{a.x.shape[-1]} "
+                f"and {b.kernel} on R^{b.x.shape[-1]}"
             )
-    elif a.x.shape[-1] != b.x.shape[-1] or a.kernel != b.kernel:
-        raise ValueError(
-            f"operators live in different spaces: kernel {a.kernel} on R^{a.x.shape[-1]} "
-            f"and {b.kernel} on R^{b.x.shape[-1]}"
-        )
+    elif a.right.shape[-2] != b.right.shape[-2]:
+        raise ValueError(f"operators live in different spaces: dimensions {a.right.shape[-2]} and {b.right.shape[-2]}")

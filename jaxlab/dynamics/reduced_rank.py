@@ -11,6 +11,9 @@ where ``[.]_r`` is the best approximation of rank r. With a kernel the same oper
 ``sum_ij k(x_i, .) (U V^T)_ij k(y_j, .)`` and only Gram matrices appear. Both estimators return the two thin factors
 of ``T``, so that its non-zero spectrum is that of an r x r matrix (`core`).
 
+Two batched regressions (``eigh`` and ``svd``) inside one `jit` can hang on the CPU, a deadlock in XLA seen with jaxlib
+0.10.2: compile them apart and run one after the other.
+
 Reference: Kostic et al., "Learning dynamical systems via Koopman operator regression in reproducing kernel Hilbert
 spaces", arXiv 2205.14027 (the estimator that Germain et al., arXiv 2509.24920, build their metric on).
 

@@ -10,6 +10,7 @@ rate, nor do the eigenfunctions. A spectrum is the list of atoms ``(lambda_j, r_
 The eigenproblem is r x r. XLA has a non-symmetric eigensolver on CPU; on accelerators the r x r matrix makes one trip
 to the host (LAPACK through numpy), which works under `jit` and `vmap` and leaves everything else on the device. Keep it
 out of inner loops. JAX has no derivative of non-symmetric eigenvectors: spectra are data, differentiate after them.
+Do not put two batched `trajectory_spectrum` into one `jit` on the CPU, it can hang (`jaxlab.dynamics.reduced_rank`).
 
 Reference: Germain et al., "A Spectral-Grassmann Wasserstein metric for operator representations of dynamical systems",
 arXiv 2509.24920, section 3.
@@ -24,7 +25,9 @@ Deviations from the paper:
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from typing import overload
 
 import flax.struct
 import jax
@@ -86,6 +89,17 @@ class KernelSpectrum:
     kernel: Kernel = flax.struct.field(pytree_node=False, kw_only=True)
 
 
+@overload
+def generator_spectrum(
+    operator: LowRankOperator | Float[Array, "*batch d d"],
+    *,
+    dt: Scalar | Float[Array, "*#batch"] = ...,
+    rank: int | None = ...,
+) -> Spectrum: ...
+@overload
+def generator_spectrum(
+    operator: KernelOperator, *, dt: Scalar | Float[Array, "*#batch"] = ..., rank: int | None = ...
+) -> KernelSpectrum: ...
 def generator_spectrum(
     operator: LowRankOperator | KernelOperator | Float[Array, "*batch d d"],
     *,
@@ -220,7 +234,7 @@ def biorthogonalize(spectrum: Spectrum) -> Spectrum:
     left = spectrum.left @ jnp.linalg.inv(right.conj().mT @ spectrum.left)
     if is_concrete(left) and not np.all(np.isfinite(np.asarray(left))):
         raise ValueError("right and left eigenvectors cannot be made biorthogonal: right^* left is singular")
-    return spectrum.replace(right=right, left=left)
+    return replace(spectrum, right=right, left=left)
 
 
 def to_operator(spectrum: Spectrum, *, dt: Scalar = 1.0) -> Complex[Array, "*batch d d"]:

@@ -81,7 +81,8 @@ def sinkhorn_transport(
     check_epsilon(epsilon)
     fixed = jax.lax.stop_gradient(cost)
     target_epsilon = _RELATIVE_EPSILON * jnp.mean(fixed) if epsilon is None else epsilon
-    schedule = Epsilon(target=target_epsilon, init=_largest_multiple(fixed, target_epsilon), decay=0.95)
+    # ott annotates the numbers of the schedule as floats and takes traced ones.
+    schedule = Epsilon(target_epsilon, _largest_multiple(fixed, target_epsilon), decay=0.95)  # type: ignore[arg-type]
     output = linear.solve(
         Geometry(cost_matrix=fixed, epsilon=schedule),
         a=source,

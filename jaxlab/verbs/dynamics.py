@@ -8,6 +8,7 @@ import argparse
 import csv
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -108,7 +109,7 @@ def compare(
 
 def _parser() -> argparse.ArgumentParser:
     class Parser(argparse.ArgumentParser):
-        def error(self, message: str) -> None:
+        def error(self, message: str) -> NoReturn:
             raise ValueError(f"{message}; see jaxlab dynamics compare --help")
 
     parser = Parser(prog="jaxlab dynamics", description="Compare dynamical systems recorded in files.")
@@ -165,7 +166,7 @@ def _plot(
         points = np.asarray(dynamics.classical_scaling(jnp.asarray(distances)))
     figure = Figure(figsize=(6, 5), layout="constrained")
     axes = figure.subplots()
-    axes.scatter(*points.T, c=np.arange(len(names)), cmap="viridis", s=20)
+    axes.scatter(points[:, 0], points[:, 1], c=np.arange(len(names)), cmap="viridis", s=20)
     for name, point in zip(names, points, strict=True) if few else ():
         axes.annotate(name, point, fontsize=7)
     axes.set_title("classical scaling of the distances")

@@ -5,26 +5,26 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from jaxlab.experiments.base import Run
-from jaxlab.experiments.koopman_ot.oscillators import SHIFTS
 
 __all__ = ["MEANS", "embeddings", "means", "rate", "shifts"]
 
 MEANS = ("sgot", "hilbert_schmidt", "constrained_hilbert_schmidt")
-_UNITS = {"frequency": "Hz", "decay": "1/s", "rotation": "rad"}
+_UNITS = {"frequency": "Hz", "decay": "1/s", "rotation": "rad", "squareness": "share of a square wave"}
 
 
 def shifts(
     run: Run,
+    values: Mapping[str, np.ndarray],
     curves: Mapping[str, Mapping[str, np.ndarray]],
     drift: Mapping[str, np.ndarray],
     rates: Sequence[int],
 ) -> None:
     """Distance against shift, one line a metric, each scaled by its distance at the doubled frequency."""
-    with run.figure("shifts", ncols=4, figsize=(13, 3.2), sharey=True) as (_, axes):
+    with run.figure("shifts", ncols=5, figsize=(16, 3.2), sharey=True) as (_, axes):
         unit = {method: curve[-1] for method, curve in curves["frequency"].items()}
         for panel, (shift, curve) in zip(axes, curves.items(), strict=False):
             for method in unit:
-                panel.plot(SHIFTS[shift], curve[method] / unit[method], "o-", label=method, markersize=3)
+                panel.plot(values[shift], curve[method] / unit[method], "o-", label=method, markersize=3)
             panel.set_xlabel(f"{shift} ({_UNITS[shift]})")
         for method in unit:
             axes[-1].plot(rates, drift[method].mean(1) / unit[method], "o-", label=method, markersize=3)
