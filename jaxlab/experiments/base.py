@@ -74,12 +74,12 @@ class Claim:
     """A sentence of the paper and the bound that decides it.
 
     Attributes:
-        id: snake case, fixed for good.
-        claim: a sentence a reader of the paper would recognise.
-        relation: how the measured value has to stand to ``bound``; "in" means within a closed interval.
-        bound: a number, or a pair ``(low, high)`` where the relation is "in".
-        known_gap: why the claim fails at the scale run here, and what was tried. A failing claim with this sentence is
-            printed and recorded as failing, and no longer changes the exit status.
+      id: snake case, fixed for good.
+      claim: a sentence a reader of the paper would recognise.
+      relation: how the measured value has to stand to ``bound``; "in" means within a closed interval.
+      bound: a number, or a pair ``(low, high)`` where the relation is "in".
+      known_gap: why the claim fails at the scale run here, and what was tried. A failing claim with this sentence is
+        printed and recorded as failing, and no longer changes the exit status.
     """
 
     id: str
@@ -120,12 +120,12 @@ class Run:
     """One run of an experiment: its seed, its directory, and everything it may report.
 
     Attributes:
-        seed: the seed of the run.
-        preset: smoke, quick, cpu or paper.
-        out: the run's directory; it exists.
-        table: the rows so far.
-        notes: the notes so far.
-        figures: the plots saved so far.
+      seed: the seed of the run.
+      preset: smoke, quick, cpu or paper.
+      out: the run's directory; it exists.
+      table: the rows so far.
+      notes: the notes so far.
+      figures: the plots saved so far.
     """
 
     def __init__(
@@ -177,19 +177,19 @@ class Run:
         """``jax.lax.scan`` at the level of chunks: visible, checkpointed, resumable.
 
         Args:
-            name: unique in the experiment; letters, digits, ``_``, ``-`` and ``.``.
-            body: ``body(carry, i) -> (carry, output)`` with ``i`` a Python int; usually a jitted scan over many steps,
-                about a second long. It must depend on nothing but its arguments and the config.
-            init: the first carry, any pytree of arrays (typed random keys included). If ``body`` donates it, an
-                interrupt falls back to the last periodic checkpoint.
-            length: number of chunks, at least one.
-            cost: share of the whole run's time, in the unit of :meth:`plan`.
-            log: ``log(i, output)`` returns a dict of numbers, or a list of them, written to ``metrics.jsonl``; called
-                once for every chunk in order, the restored ones too.
+          name: unique in the experiment; letters, digits, ``_``, ``-`` and ``.``.
+          body: ``body(carry, i) -> (carry, output)`` with ``i`` a Python int; usually a jitted scan over many steps,
+            about a second long. It must depend on nothing but its arguments and the config.
+          init: the first carry, any pytree of arrays (typed random keys included). If ``body`` donates it, an
+            interrupt falls back to the last periodic checkpoint.
+          length: number of chunks, at least one.
+          cost: share of the whole run's time, in the unit of :meth:`plan`.
+          log: ``log(i, output)`` returns a dict of numbers, or a list of them, written to ``metrics.jsonl``; called
+            once for every chunk in order, the restored ones too.
 
         Returns:
-            The last carry, and the outputs stacked on a leading axis as numpy arrays. An output is an array or dicts,
-            lists and tuples of them (a NamedTuple enters as ``info._asdict()``, since its structure is stored).
+          The last carry, and the outputs stacked on a leading axis as numpy arrays. An output is an array or dicts,
+          lists and tuples of them (a NamedTuple enters as ``info._asdict()``, since its structure is stored).
         """
         self._check(bool(re.fullmatch(r"[\w.-]+", name)), f"{name!r} cannot name a loop: use letters, digits, _ - .")
         self._check(name not in self._loops, f"two loops are called {name!r}")
@@ -312,15 +312,15 @@ class Experiment(Generic[Config]):
     """A paper's claims and the code that measures them.
 
     Attributes:
-        name: the method in kebab case.
-        summary: one sentence that fits a line of 80 columns.
-        claims: what is measured.
-        presets: the configs of smoke, quick, cpu and paper: frozen dataclasses of plain fields, each documented by a
-            string under it (a line break in it is one in the help). A config raises ``ValueError`` from
-            ``__post_init__`` on bad values.
-        run: ``run(config, run)`` measures every claim or skips it with a reason.
-        shapes: builds the config's model and optimiser under ``jax.eval_shape``, so that ``paper`` is checked where it
-            cannot be run.
+      name: the method in kebab case.
+      summary: one sentence that fits a line of 80 columns.
+      claims: what is measured.
+      presets: the configs of smoke, quick, cpu and paper: frozen dataclasses of plain fields, each documented by a
+        string under it (a line break in it is one in the help). A config raises ``ValueError`` from
+        ``__post_init__`` on bad values.
+      run: ``run(config, run)`` measures every claim or skips it with a reason.
+      shapes: builds the config's model and optimiser under ``jax.eval_shape``, so that ``paper`` is checked where it
+        cannot be run.
     """
 
     name: str

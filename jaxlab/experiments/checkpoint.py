@@ -27,7 +27,7 @@ class LoopState(NamedTuple):
         """One more chunk, of the same structure, shapes and dtypes as those before.
 
         Raises:
-            RuntimeError: the body changed the structure of the carry, or its output cannot be stacked or stored.
+          RuntimeError: the body changed the structure of the carry, or its output cannot be stacked or stored.
         """
         before: Any = jax.tree.structure(self.carry)
         if jax.tree.structure(carry) != before:
@@ -68,7 +68,7 @@ class LoopCheckpoint:
         """The newest complete state, its carry in the structure of ``init``; None if there is none.
 
         Raises:
-            ValueError: the checkpoint is damaged, or its carry has other shapes than ``init``. Nothing is deleted.
+          ValueError: the checkpoint is damaged, or its carry has other shapes than ``init``. Nothing is deleted.
         """
         if not self._directory.is_dir():
             return None

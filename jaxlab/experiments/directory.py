@@ -31,17 +31,17 @@ def open_directory(
     """Find or make the directory of a run and make sure that it is this run's.
 
     Args:
-        name: the experiment.
-        preset: one of the presets.
-        seed: the seed.
-        config: the config, a dataclass of plain fields.
-        out: the directory; by default ``runs/NAME/<timestamp>-PRESET-seedN``, or on resume the newest such one.
-        resume: continue what is there.
-        overwrite: set the run that is there aside, until :func:`conclude`.
+      name: the experiment.
+      preset: one of the presets.
+      seed: the seed.
+      config: the config, a dataclass of plain fields.
+      out: the directory; by default ``runs/NAME/<timestamp>-PRESET-seedN``, or on resume the newest such one.
+      resume: continue what is there.
+      overwrite: set the run that is there aside, until :func:`conclude`.
 
     Raises:
-        ValueError: there is nothing to resume, there is something and neither ``resume`` nor ``overwrite``, or what
-            is there was run with another config.
+      ValueError: there is nothing to resume, there is something and neither ``resume`` nor ``overwrite``, or what
+        is there was run with another config.
     """
     if resume and overwrite:
         raise ValueError("give --resume or --overwrite, not both")
@@ -145,7 +145,7 @@ def read_json(path: Path) -> Any:
     """Read a JSON file.
 
     Raises:
-        ValueError: it is not JSON; the message names it.
+      ValueError: it is not JSON; the message names it.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))

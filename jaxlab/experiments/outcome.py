@@ -18,9 +18,9 @@ class Outcome(NamedTuple):
     """What came of a run.
 
     Attributes:
-        result: the content of ``result.json``.
-        out: the run's directory.
-        figures: the plots in it.
+      result: the content of ``result.json``.
+      out: the run's directory.
+      figures: the plots in it.
     """
 
     result: dict[str, Any]
@@ -52,17 +52,17 @@ def execute(
     far, and ``resume`` continues it to a result identical bit for bit to that of an uninterrupted run.
 
     Args:
-        experiment: what to run.
-        preset: smoke, quick, cpu or paper.
-        config: by default the preset's.
-        seed: non-negative.
-        out: the directory; by default ``runs/NAME/<timestamp>-PRESET-seedN``, or on resume the newest such one.
-        resume: continue the run in that directory.
-        overwrite: replace the run in that directory, once there is something to replace it with.
-        progress: who is told of every finished chunk.
+      experiment: what to run.
+      preset: smoke, quick, cpu or paper.
+      config: by default the preset's.
+      seed: non-negative.
+      out: the directory; by default ``runs/NAME/<timestamp>-PRESET-seedN``, or on resume the newest such one.
+      resume: continue the run in that directory.
+      overwrite: replace the run in that directory, once there is something to replace it with.
+      progress: who is told of every finished chunk.
 
     Raises:
-        ValueError: bad input, here or found by the experiment itself; what was written until then stays.
+      ValueError: bad input, here or found by the experiment itself; what was written until then stays.
     """
     if preset not in PRESETS:
         raise ValueError(f"preset must be one of {', '.join(PRESETS)}; got {preset!r}")

@@ -19,11 +19,11 @@ class Method:
     """One line of the list.
 
     Attributes:
-        name: kebab case; what ``jaxlab run`` takes.
-        title: of the paper.
-        arxiv: id of the paper, None where it has none.
-        module: where the method lives, or will.
-        experiment: module whose attribute ``EXPERIMENT`` measures the paper's claims; None until it works.
+      name: kebab case; what ``jaxlab run`` takes.
+      title: of the paper.
+      arxiv: id of the paper, None where it has none.
+      module: where the method lives, or will.
+      experiment: module whose attribute ``EXPERIMENT`` measures the paper's claims; None until it works.
     """
 
     name: str
@@ -153,7 +153,7 @@ def find(name: str) -> Method:
     """The method of that name.
 
     Raises:
-        ValueError: there is none; the message suggests the nearest.
+      ValueError: there is none; the message suggests the nearest.
     """
     names = [method.name for method in METHODS]
     if name in names:
@@ -168,7 +168,7 @@ def load(name: str) -> "Experiment":
     """The experiment of that name.
 
     Raises:
-        ValueError: there is no such method, or it has no experiment yet.
+      ValueError: there is no such method, or it has no experiment yet.
     """
     method = find(name)
     if method.experiment is None:

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     """Parse the words after ``jaxlab dynamics``, compare, write three files and print nearest neighbours.
 
     Raises:
-        ValueError: bad input, one line.
+      ValueError: bad input, one line.
     """
     parser = _parser()
     try:

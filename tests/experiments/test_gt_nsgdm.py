@@ -12,7 +12,9 @@ from scipy import optimize
 
 from jaxlab import cli
 from jaxlab.data import load_text, split_words
-from jaxlab.experiments.gt_nsgdm import bias, language_model, rates, regression
+from jaxlab.experiments.base import Run
+from jaxlab.experiments.gt_nsgdm import bias, experiment, language_model, rates, regression
+from jaxlab.experiments.gt_nsgdm.claims import CLAIMS
 from jaxlab.experiments.gt_nsgdm.config import PRESETS, Config
 from jaxlab.experiments.gt_nsgdm.methods import METHODS, configurations, select
 from jaxlab.optim import topology
@@ -235,6 +237,23 @@ def test_deviations_are_centred_gradients():
 def test_bad_configs_are_named(change, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(SMOKE, **change)
+
+
+@pytest.mark.parametrize("order", [("dsgd", "nsgd"), ("nsgd", "dsgd")])
+def test_a_baseline_that_diverged_is_higher_than_any(tmp_path, order):
+    """Whichever comes first; and GT-NSGDm's own divergence makes its claims fail."""
+    measured = []
+    for own in (3.0, np.nan):
+        losses = {"dsgd": np.nan, "nsgd": 5.0, "gt_nsgdm": own}
+        trained = {
+            name: experiment.Trained(np.ones(2), np.full((1, 1, 2), losses[name]), {}) for name in (*order, "gt_nsgdm")
+        }
+        run = Run(CLAIMS, preset="quick", seed=0, out=tmp_path)
+        experiment._judge_language_model(Config(), run, trained)
+        measured.append({claim["id"]: claim["measured"] for claim in run.judge(complete=False)["claims"]})
+        run.close(complete=False)
+    assert measured[0] == {"language_model_loss": 2.0, "language_model_loss_one_step_size": 2.0}
+    assert np.isnan(list(measured[1].values())).all()
 
 
 def test_help_names_every_method(capsys):
