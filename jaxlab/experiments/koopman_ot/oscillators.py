@@ -74,7 +74,7 @@ def barycenter(key: Array, fraction: float, steps: int) -> dict[str, np.ndarray]
 
     Also the objective of the Frechet mean and the least one that any mean could have, ``g (1 - g) d(A, B)^2``.
     """
-    frequency, decay = jnp.array(BARYCENTER_ENDS).T
+    frequency, decay = np.array(BARYCENTER_ENDS).T
     operators = _operators(key, _STILL | {"frequency": frequency, "decay": decay}, repeats=2, rate=BARYCENTER_RATE)
     dt = 1 / BARYCENTER_RATE
     systems = dynamics.generator_spectrum(operators, dt=dt)
@@ -120,9 +120,9 @@ def violation_of_axioms(key: Array, count: int) -> np.ndarray:
     return np.asarray(_violation(_operators(noise, parameters, repeats=count, rate=REFERENCE_RATE)))
 
 
-def _operators(key: Array, parameters: Mapping[str, float | Array], *, repeats: int, rate: int) -> LowRankOperator:
+def _operators(key: Array, parameters: Mapping[str, float | np.ndarray], *, repeats: int, rate: int) -> LowRankOperator:
     # Arrays of one shape and type whatever the caller has, so that one compilation serves all.
-    moving = {name: np.broadcast_to(np.asarray(parameters[name], float), repeats) for name in _STILL}
+    moving = {name: jnp.asarray(np.broadcast_to(np.asarray(parameters[name], float), repeats)) for name in _STILL}
     # Apart from the regression: XLA on the CPU would fuse the delay window into its matrix products, five times slower.
     x, y = _snapshots(key, moving, rate=rate)
     return dynamics.reduced_rank_regression(x, y, RANK)
