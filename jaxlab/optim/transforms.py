@@ -277,7 +277,9 @@ def gossip(mixer: Mixer, *, order: Literal["atc", "cta"] = "atc") -> optax.Gradi
 
     Raises:
       ValueError: for an unknown order; when ``update`` is called without ``params``.
+      TypeError: if ``mixer`` is no mixer.
     """
+    _check_mixer(mixer)
     if order not in ("atc", "cta"):
         raise ValueError(f"order must be 'atc' (W(x+u)) or 'cta' (Wx+u), got {order!r}")
 
@@ -324,6 +326,11 @@ def widened(inner: optax.GradientTransformation) -> optax.GradientTransformation
         return inner.update(_widen(updates), state, None if params is None else _widen(params), **extra_args)
 
     return optax.GradientTransformationExtraArgs(lambda params: inner.init(_widen(params)), update)
+
+
+def _check_mixer(mixer: object) -> None:
+    if not isinstance(mixer, Mixer):
+        raise TypeError(f"expected a mixer, got {type(mixer).__name__}; make_mixer(matrix) makes one of a mixing matrix")
 
 
 def check_positive(name: str, value: Any) -> None:

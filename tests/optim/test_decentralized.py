@@ -564,3 +564,8 @@ def test_no_method_takes_a_negative_rate(make) -> None:
 def test_methods_with_a_schedule_of_their_own_take_no_other(make) -> None:
     with pytest.raises(TypeError):
         make(optax.constant_schedule(0.1))
+
+
+def test_a_matrix_in_place_of_a_mixer_is_named(types_unchecked) -> None:
+    with pytest.raises(TypeError, match=r"expected a mixer, got ndarray; make_mixer\(matrix\) makes one"):
+        optim.gt_nsgdm(0.1, topology.ring(8))
