@@ -330,7 +330,7 @@ def widened(inner: optax.GradientTransformation) -> optax.GradientTransformation
 
 def _check_mixer(mixer: object) -> None:
     if not isinstance(mixer, Mixer):
-        raise TypeError(f"expected a mixer, got {type(mixer).__name__}; make_mixer(matrix) makes one of a mixing matrix")
+        raise TypeError(f"expected a mixer, got {type(mixer).__name__}; make_mixer(matrix) makes one of a matrix")
 
 
 def check_positive(name: str, value: Any) -> None:
