@@ -231,7 +231,7 @@ def test_eta_heuristic_balances_the_two_maxima() -> None:
     ("call", "message"),
     [
         (lambda a, b: spectral_grassmann_distance(a, b, SpectralGrassmannMetric(eta=-0.1)), "eta must be in"),
-        (lambda a, b: spectral_grassmann_distance(a, b, SpectralGrassmannMetric(order=0.0)), "must be >= 1, got 0"),
+        (lambda a, b: spectral_grassmann_distance(a, b, SpectralGrassmannMetric(order=0.0)), "must be >= 1 and finite, got 0"),
         (
             lambda a, b: spectral_grassmann_distance(a.replace(weight=jnp.array([0.7, 0.1, 0.1, 0.1])), b),
             "the exact solver needs equally weighted atoms .* use solver='sinkhorn'",
@@ -253,7 +253,7 @@ def test_eta_heuristic_balances_the_two_maxima() -> None:
         (lambda a, b: pairwise_distances(lambda p, q: p - q, jnp.ones(3), chunk_size=0), "at least 1, got 0"),
         (lambda a, b: pairwise_distances(lambda p, q: p - q, jnp.ones(0)), "needs systems, got 0"),
         (lambda a, b: spectral_grassmann_distance(a, b, solver="sinkhorn", epsilon=-1.0), "epsilon must be positive"),
-        (lambda a, b: eta_heuristic(0), "sampling rate must be positive, got 0"),
+        (lambda a, b: eta_heuristic(0), "sampling rate must be positive and finite, got 0"),
     ],
 )
 def test_bad_input_is_named(draw, call, message: str) -> None:

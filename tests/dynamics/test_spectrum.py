@@ -155,8 +155,8 @@ def test_nearly_defective_operators_warn() -> None:
     ("call", "message"),
     [
         (lambda: generator_spectrum(jnp.diag(jnp.array([0.5, 1e-9]))), "eigenvalue ~0 .*1.0e-09.* lower the rank"),
-        (lambda: generator_spectrum(jnp.eye(2), dt=0.0), "dt must be positive, got 0"),
-        (lambda: generator_spectrum(jnp.eye(2), dt=jnp.array(-1.0)), "dt must be positive, got -1"),
+        (lambda: generator_spectrum(jnp.eye(2), dt=0.0), "dt must be positive and finite, got 0"),
+        (lambda: generator_spectrum(jnp.eye(2), dt=jnp.array(-1.0)), "dt must be positive and finite, got -1"),
         (lambda: generator_spectrum(jnp.eye(2), rank=3), r"rank must be in \[1, 2\], got 3"),
         (lambda: generator_spectrum(jnp.full((2, 2), jnp.nan)), "not finite"),
         (lambda: trajectory_spectrum(jnp.zeros((9, 1)).at[4, 0].set(jnp.nan), 1), "trajectory must be finite"),

@@ -96,7 +96,7 @@ def test_cost_that_is_not_finite_gives_nan() -> None:
         ((jnp.array([0.5, 0.6]), None), None, "source weights must sum to 1, got a sum of 1.1"),
         ((None, jnp.array([1.5, -0.5])), None, "target weights must be >= 0, got -0.5"),
         ((jnp.array([jnp.nan, 1.0]), None), None, "source weights must sum to 1"),
-        ((None, None), 0.0, "epsilon must be positive, got 0"),
+        ((None, None), 0.0, "epsilon must be positive and finite, got 0"),
     ],
 )
 def test_bad_input_is_named(weights, epsilon, message: str) -> None:
