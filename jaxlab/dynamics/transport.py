@@ -84,8 +84,8 @@ def sinkhorn_transport(
 
     Raises:
       TypeError: a cost that is not real.
-      ValueError: a cost that is no matrix, weights that are negative, do not sum to 1 (to 1e-6, in half precision to its
-        rounding) or are not one for each row or column, ``epsilon <= 0``.
+      ValueError: a cost that is no matrix, weights that are negative, do not sum to 1 (to 1e-6, in half precision to
+        its rounding) or are not one for each row or column, ``epsilon <= 0``.
     """
     cost = _cost_matrix(cost)
     source, target = (

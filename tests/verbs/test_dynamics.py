@@ -68,8 +68,8 @@ def test_frequencies_come_out_in_cycles() -> None:
     ("content", "options", "message"),
     [
         ([wave(1.0)], [], "between 2 and 10000 systems can be compared, got 1"),
-        ([wave(1.0), wave(1.0)[:, :1]], [], "same channels, got series with [1, 2]"),
-        ([wave(1.0), wave(1.0)], ["--dt", "0"], "steps must be positive, got 0"),
+        ([wave(1.0), wave(1.0)[:, :1]], [], "same channels, got 2 in 0 and 1 in 1"),
+        ([wave(1.0), wave(1.0)], ["--dt", "0"], "steps must be positive and finite, got 0"),
         ([wave(1.0), wave(1.0)], ["--dt", "1", "1", "1"], "one for each of the 2 files, got 3"),
         ([wave(1.0), wave(1.0)], ["--rank", "0"], "rank must be in"),
         ([wave(1.0), wave(1.0)], ["--rank", "x"], "invalid int value: 'x'"),
