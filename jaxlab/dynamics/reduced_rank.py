@@ -192,7 +192,7 @@ def reduced_rank_regression(
     rank = _check_snapshots(x, y, rank, min(x.shape[-2:]))
     _check_regularization(regularization)
     found, supported = _regress(x, y, regularization, rank=rank)
-    _check_supported(supported, rank)
+    _check_supported(supported, rank, found.input_factor.dtype)
     return found
 
 
@@ -239,7 +239,7 @@ def kernel_reduced_rank_regression(
             kernel=kernel,
         )
     found, supported = _kernel_regress(x, y, regularization, rank=rank, kernel=kernel)
-    _check_supported(supported, rank)
+    _check_supported(supported, rank, found.input_factor.dtype)
     return found
 
 
@@ -340,19 +340,19 @@ def _supported_rank(found: LowRankOperator | KernelOperator, supported: Array) -
     return jnp.where(finite, jnp.sum(supported, axis=-1), -1)
 
 
-def _check_supported(supported: Array, rank: int) -> None:
+def _check_supported(supported: Array, rank: int, precision: jnp.dtype) -> None:
     if not is_concrete(supported):
         return
     least = np.asarray(supported).min()
     if least < 0:
         raise ValueError(
-            "the regression is not finite: the squares of the values overflow or vanish at this precision, "
+            f"the regression is not finite: the squares of the values overflow or vanish in {precision}, "
             "scale the data, or raise the regularization"
         )
     if least < rank:
         raise ValueError(
-            f"the data support only rank {least} at this precision, got rank {rank}: lower the rank, raise the "
-            "regularization or work in float64"
+            f"the data support only rank {least} in {precision}, got rank {rank}: lower the rank or raise the "
+            "regularization"
         )
 
 

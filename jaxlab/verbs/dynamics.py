@@ -26,6 +26,7 @@ from jaxlab.dynamics import SpectralGrassmannMetric, Spectrum
 __all__ = ["compare", "main"]
 
 _MOST_SYSTEMS = 10_000
+_OUTLIER = 20  # times the median growth rate
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -234,10 +235,12 @@ def _plot(
     axes = figure.subplots()
     for color, (frequency, growth) in zip(colors, spectra, strict=True):
         axes.plot(growth, frequency, "o", markersize=4, color=color)
-    # A single mode that dies at once would squeeze all others into a line.
-    axes.set_xscale("symlog", linthresh=max(float(np.median(np.abs(np.concatenate([g for _, g in spectra])))), 1e-12))
-    axes.set_xlabel("growth rate")
-    axes.set_ylabel("frequency (cycles)")
+    rates = np.abs(np.concatenate([growth for _, growth in spectra]))
+    if rates.max() > _OUTLIER * np.median(rates) > 0:
+        # One mode that dies at once would squeeze all others into a line.
+        axes.set_xscale("symlog", linthresh=float(np.median(rates)))
+    axes.set_xlabel("growth rate (1 / unit of --dt)")
+    axes.set_ylabel("frequency (cycles / unit of --dt)")
     if few:
         # Given here and not as labels of the points: there a leading underscore would hide a name.
         entries = axes.legend(axes.lines, ["" for _ in names], fontsize=6)

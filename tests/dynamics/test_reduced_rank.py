@@ -155,7 +155,10 @@ def test_kooplearn_agrees_when_installed() -> None:
         (lambda x, y: reduced_rank_regression(x, y, 5), r"rank must be in \[1, 4\].*got 5"),
         (lambda x, y: reduced_rank_regression(x[:3], y[:3], 4), r"rank must be in \[1, 3\]"),
         (lambda x, y: reduced_rank_regression(x.at[7, 1].set(jnp.nan), y, 2), r"x must be finite.*\(7, 1\)"),
-        (lambda x, y: reduced_rank_regression(x, y, 2, regularization=-1.0), "regularization must be >= 0 and finite, got -1"),
+        (
+            lambda x, y: reduced_rank_regression(x, y, 2, regularization=-1.0),
+            "regularization must be >= 0 and finite, got -1",
+        ),
         (lambda x, y: kernel_reduced_rank_regression(x, y[:-1], 2), "same number of snapshots"),
         (lambda x, y: kernel_reduced_rank_regression(x, y, 61), r"rank must be in \[1, 60\]"),
         (lambda x, y: kernel_reduced_rank_regression(x, y, 4, landmarks=x[:3]), r"rank must be in \[1, 3\]"),

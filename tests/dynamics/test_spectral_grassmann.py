@@ -231,7 +231,10 @@ def test_eta_heuristic_balances_the_two_maxima() -> None:
     ("call", "message"),
     [
         (lambda a, b: spectral_grassmann_distance(a, b, SpectralGrassmannMetric(eta=-0.1)), "eta must be in"),
-        (lambda a, b: spectral_grassmann_distance(a, b, SpectralGrassmannMetric(order=0.0)), "must be >= 1 and finite, got 0"),
+        (
+            lambda a, b: spectral_grassmann_distance(a, b, SpectralGrassmannMetric(order=0.0)),
+            "must be >= 1 and finite, got 0",
+        ),
         (
             lambda a, b: spectral_grassmann_distance(a.replace(weight=jnp.array([0.7, 0.1, 0.1, 0.1])), b),
             "the exact solver needs equally weighted atoms .* use solver='sinkhorn'",
