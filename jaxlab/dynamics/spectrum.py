@@ -33,7 +33,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Complex, Float, Inexact, Int, Real
+from jaxtyping import Array, Complex, Float, Int, Real
 
 from jaxlab.dynamics.reduced_rank import (
     Kernel,
@@ -95,7 +95,7 @@ class KernelSpectrum:
 
 @overload
 def generator_spectrum(
-    operator: LowRankOperator | Inexact[Array | np.ndarray, "*batch d d"],
+    operator: LowRankOperator | Float[Array | np.ndarray, "*batch d d"],
     *,
     dt: Scalar | Float[Array, "*#batch"] = ...,
     rank: int | None = ...,
@@ -105,7 +105,7 @@ def generator_spectrum(
     operator: KernelOperator, *, dt: Scalar | Float[Array, "*#batch"] = ..., rank: int | None = ...
 ) -> KernelSpectrum: ...
 def generator_spectrum(
-    operator: LowRankOperator | KernelOperator | Inexact[Array | np.ndarray, "*batch d d"],
+    operator: LowRankOperator | KernelOperator | Float[Array | np.ndarray, "*batch d d"],
     *,
     dt: Scalar | Float[Array, "*#batch"] = 1.0,
     rank: int | None = None,
