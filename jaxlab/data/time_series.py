@@ -105,7 +105,7 @@ def _bundled() -> dict[str, Callable[[], Path]]:
 
 
 def _read_numpy(path: Path) -> LabelledSeries:
-    arrays = {}
+    arrays: dict[str, np.ndarray] = {}
     try:
         with path.open("rb") as file:
             # What the file holds decides, not how it is called.
