@@ -4,8 +4,8 @@
         [--threads 2] [--out FILE]
 
 A size is workers x parameters x Byzantine workers that the rules are made for; of so many the messages are shifted by
-three standard deviations. Both libraries work on float32 on the same device with the same number of threads, take turns,
-and their results, of the very calls that are timed, must agree; if they do not, the script ends with an error. The
+three standard deviations. Both libraries work on float32 on the same device with the same number of threads, take
+turns, and their results, of the very calls that are timed, must agree; if not, the script ends with an error. The
 geometric median is byzfl's (3 iterations from zero) for both; `geometric median, 32` is jaxlab's default against 32
 iterations there. Beyond the messages jaxlab's temporary memory is what the compiler says; byzfl's is the largest growth
 of the process while it runs (on a GPU, of PyTorch's allocator), for which its first call counts.
@@ -122,12 +122,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(f"{size} {name}: {rows[-2]['mean']:.3f} s, byzfl {rows[-1]['mean']:.3f} s", flush=True)
     table = []
     for own, peer in zip(rows[::2], rows[1::2], strict=True):
-        speed = f"{peer['mean'] / own['mean']:.1f}"
-        table.append(
-            (f"{own['workers']} x {own['parameters']:.0e} {own['rule']}", f"{own['compile']:.2f}")
-            + (f"{own['mean']:.3f}", f"{peer['mean']:.3f}", speed)
-            + (f"{own['memory_mib']:.0f}", f"{peer['memory_mib']:.0f}")
-        )
+        name = f"{own['workers']} x {own['parameters']:.0e} {own['rule']}"
+        seconds = [f"{own['compile']:.2f}", f"{own['mean']:.3f}", f"{peer['mean']:.3f}"]
+        memory = [f"{row['memory_mib']:.0f}" for row in (own, peer)]
+        table.append((name, *seconds, f"{peer['mean'] / own['mean']:.1f}", *memory))
     headings = ("", "compile s", "jaxlab s", "byzfl s", "times", "MiB", "MiB byzfl")
     print_table(f"One aggregation on {device_name()}", headings, table)
     if options.out is not None:

@@ -102,7 +102,7 @@ def geometry_of(
     n, dtype = blocks[0].shape[0], wide_dtype(blocks)
     n_points = n + 1 + (centre is not None)
     if not distances:
-        bad = sum((~jnp.isfinite(block)).sum(1) for block in blocks)
+        bad = jnp.stack([(~jnp.isfinite(block)).sum(1) for block in blocks]).sum(0)
         bad = bad if axis_name is None else lax.psum(bad, axis_name)
         return Geometry(None, bad == 0, jnp.eye(n_points, dtype=dtype))
     raw = jnp.zeros((n_points, n_points), dtype)
