@@ -14,6 +14,7 @@ Set the number of threads before Python starts where the machine has more cores:
 """
 
 import argparse
+import functools
 import importlib
 import importlib.util
 import sys
@@ -37,6 +38,7 @@ __all__ = ["TOLERANCE", "main", "rules"]
 TOLERANCE = 1e-4
 
 
+@functools.cache
 def import_byzfl() -> tuple[types.ModuleType, types.ModuleType]:
     """Its aggregators and pre-aggregators, without the benchmarks that the package imports with torchvision."""
     found = importlib.util.find_spec("byzfl")
