@@ -159,7 +159,9 @@ def flip_labels(
 ) -> Int[Array | np.ndarray, " *batch"]:
     """The class ``y`` becomes ``n_classes - 1 - y``, for all or for the Byzantine workers of the leading axis."""
     flipped = n_classes - 1 - labels
-    return flipped if byzantine is None else jnp.where(per_worker(jnp.asarray(byzantine), labels), flipped, labels)
+    if byzantine is None:
+        return flipped
+    return jnp.where(per_worker(jnp.asarray(byzantine), jnp.asarray(labels)), flipped, labels)
 
 
 def per_worker(values: Array, like: Array) -> Array:
