@@ -33,7 +33,7 @@ from jaxlab.optim import aggregation
 
 __all__ = ["TOLERANCE", "main", "rules"]
 
-# Largest difference over the largest number of the result. Squared float32 norms of 1e7 normal numbers are wrong by 7e-4
+# Largest difference over the largest number of the result. Squared norms of 1e7 float32 numbers are wrong by 7e-4
 # in PyTorch's `linalg.norm` on a CPU (by 1e-6 here), and the geometric median passes half of that on.
 TOLERANCE = 1e-3
 
