@@ -118,6 +118,7 @@ def perplexity(
     window: int = 1024,
     stride: int | None = None,
     batch_size: int = 1,
+    progress: Callable[[int, int], object] | None = None,
 ) -> Perplexity:
     """Perplexity of one text.
 
@@ -130,14 +131,18 @@ def perplexity(
       stride: tokens between the starts of two windows; None means half a window. A smaller one gives more context to
         each token and takes more windows.
       batch_size: windows at a time. Their logits take ``4 · batch_size · window · vocabulary`` bytes.
+      progress: called after each batch with the number of windows done and of all.
 
     Raises:
       ValueError: if the text has fewer than two tokens or a size is out of range.
     """
     cut, counts = windows(tokens, window=window, stride=max(1, window // 2) if stride is None else stride)
-    nats = 0.0
+    nats, done = 0.0, 0
     for losses, _, counted in _batches(apply_fn, params, cut, counts, batch_size):
         nats += float(losses[counted].sum(dtype=np.float64))
+        done += len(losses)
+        if progress is not None:
+            progress(done, len(cut))
     total = int(counts.sum())
     mean = nats / total
     return Perplexity(math.inf if mean > 700 else math.exp(mean), mean, nats, total, len(cut))

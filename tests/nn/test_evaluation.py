@@ -104,7 +104,7 @@ def test_score_of_continuations_has_its_closed_form(table):
 def test_score_tells_what_greedy_decoding_gives(table):
     best = np.argmax(np.asarray(table), axis=1)
     chain = best[[2, best[2]]]
-    other = (chain + [0, 1]) % VOCABULARY
+    other = (chain + np.arange(2)) % VOCABULARY
     assert score(markov, table, [[1, 2], [1, 2]], [chain, other]).greedy.tolist() == [True, False]
 
 
