@@ -192,11 +192,10 @@ class Tokenizer:
         """Write ``tokenizer.json`` and ``tokenizer_config.json``, which ``transformers.AutoTokenizer`` reads."""
         directory = Path(directory)
         self.backend.save(str(directory / _FILE))
-        settings = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "clean_up_tokenization_spaces": False,
-            **self.settings,
-        }
+        defaults = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        # Named tokens without the flags, which tokenizer.json has, and no pointer to code that is not written.
+        settings = {**defaults, **self.settings, **self.special_tokens}
+        settings.pop("auto_map", None)
         (directory / _SETTINGS).write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
     def _special_id(self, name: str) -> int | None:
