@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Array, Bool, Int
 
 if TYPE_CHECKING:
     import tokenizers
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["TOKENIZER_FILES", "Tokenizer", "read_tokenizer"]
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+
+TokenIds = Iterable[int] | Int[Array | np.ndarray, " _"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,7 +87,7 @@ class Tokenizer:
         """
         return list(self.backend.encode(text, add_special_tokens=special).ids)
 
-    def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
+    def decode(self, tokens: TokenIds, *, special: bool = False) -> str:
         """Text of token ids; ``special`` spells out the special tokens, which are left out otherwise."""
         return self.backend.decode([int(token) for token in tokens], skip_special_tokens=not special)
 
@@ -126,7 +128,7 @@ class Tokenizer:
             tokens[i, columns], mask[i, columns] = row, True
         return tokens, mask
 
-    def stream(self, tokens: Iterable[int], *, before: Sequence[int] = (), special: bool = False) -> Iterator[str]:
+    def stream(self, tokens: TokenIds, *, before: Sequence[int] = (), special: bool = False) -> Iterator[str]:
         """Text of tokens as they come.
 
         The pieces joined are the text of all tokens. A character that is spread over several tokens comes with the last

@@ -25,6 +25,8 @@ from jaxlab.nn.tokenizer import Tokenizer
 
 __all__ = ["main"]
 
+_MAX_NEW = 128
+
 
 def main(arguments: Sequence[str]) -> int:
     """Parse the words after ``jaxlab lm`` and run one of its verbs.
@@ -48,7 +50,7 @@ def _generate(options: argparse.Namespace) -> None:
     if options.system is not None and not options.chat:
         raise ValueError("--system needs --chat")
     text = sys.stdin.read() if options.prompt == "-" else options.prompt
-    if options.max_new < 1:
+    if options.max_new is not None and options.max_new < 1:
         raise ValueError(f"--max-new must be at least 1, got {options.max_new}")
     model, tokenizer = _load(options)
     if options.chat:
@@ -60,6 +62,7 @@ def _generate(options: argparse.Namespace) -> None:
     if not prompt:
         raise ValueError("the prompt is empty; give --prompt at least one character")
     config, params, stop = model.config, model.params, model.stop_ids
+    room = _MAX_NEW if config.context_length is None else config.context_length - len(prompt)
     if jax.default_backend() == "cpu":
         params = unstack_layers(params)
     del model  # and with it the stacked parameters
@@ -69,7 +72,7 @@ def _generate(options: argparse.Namespace) -> None:
         params,
         np.asarray([prompt], np.int32),
         key=jax.random.key(options.seed),
-        max_new_tokens=options.max_new,
+        max_new_tokens=max(1, min(_MAX_NEW, room)) if options.max_new is None else options.max_new,
         chunk=4,
         temperature=options.temperature,
         top_k=options.top_k,
@@ -153,7 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     generate.set_defaults(run=_generate)
     generate.add_argument("model", metavar="MODEL", help=models)
     generate.add_argument("--prompt", required=True, help="text to continue, - for standard input")
-    generate.add_argument("--max-new", type=int, default=128, help="most tokens to add (default 128)")
+    generate.add_argument("--max-new", type=int, help=f"most tokens to add (default {_MAX_NEW}, or what fits)")
     generate.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default 0)")
     generate.add_argument("--top-k", type=int, help="draw among so many likeliest tokens")
     generate.add_argument("--top-p", type=float, help="draw among the likeliest tokens of this probability")

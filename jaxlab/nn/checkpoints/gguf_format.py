@@ -62,7 +62,7 @@ def read_gguf(path: str | Path) -> tuple[dict[str, Any], dict[str, StoredTensor]
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise ValueError(f"{path} is no GGUF file")
-    data = np.memmap(path, np.uint8, "r").view(np.ndarray)
+    data: Any = np.memmap(path, np.uint8, "r").view(np.ndarray)
     cursor = _Cursor(memoryview(data), str(path))
     version = cursor.number("I")
     if version not in (2, 3):

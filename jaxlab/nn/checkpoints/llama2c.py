@@ -85,7 +85,9 @@ def read_llama2c_tokenizer(path: str | Path) -> Tokenizer:
     Raises:
       ValueError: if the file is truncated.
     """
-    raw, offset, pieces, scores = Path(path).read_bytes(), 4, [], []
+    raw, offset = Path(path).read_bytes(), 4
+    pieces: list[str] = []
+    scores: list[float] = []
     while offset < len(raw):
         if offset + 8 > len(raw):
             raise ValueError(f"{path} is truncated after {len(pieces)} tokens")

@@ -15,6 +15,8 @@ from jaxlab.nn.checkpoints.tensors import Tensors
 
 __all__ = ["parameter_shapes", "path_of", "read_params", "tensor_names"]
 
+ReadSlice = Callable[[Any], np.ndarray]  # of a tuple of slices
+
 
 def parameter_shapes(family: Family, config: Any) -> dict[str, Any]:
     """The parameters of a network as `jax.ShapeDtypeStruct`, without making any."""
@@ -126,7 +128,8 @@ def _some(names: list[str]) -> str:
 
 
 def _broadcast(sharding: Any, shapes: dict[str, Any]) -> list[Any]:
-    leaves, structure = jax.tree.flatten(shapes)
+    leaves = jax.tree.leaves(shapes)
+    structure: Any = jax.tree.structure(shapes)
     if sharding is None or isinstance(sharding, jax.sharding.Sharding):
         return [sharding] * len(leaves)
     try:
@@ -139,8 +142,8 @@ def _all(leaf: jax.ShapeDtypeStruct) -> tuple[slice, ...]:
     return (slice(None),) * len(leaf.shape)
 
 
-def _whole(read: Callable[[], np.ndarray], leaf: jax.ShapeDtypeStruct) -> Callable[[tuple[slice, ...]], np.ndarray]:
-    def read_slice(index: tuple[slice, ...]) -> np.ndarray:
+def _whole(read: Callable[[], np.ndarray], leaf: jax.ShapeDtypeStruct) -> ReadSlice:
+    def read_slice(index: Any) -> np.ndarray:
         part = read()[index]
         buffer = _aligned(part.shape, np.dtype(leaf.dtype))
         buffer[...] = part
@@ -149,10 +152,8 @@ def _whole(read: Callable[[], np.ndarray], leaf: jax.ShapeDtypeStruct) -> Callab
     return read_slice
 
 
-def _stacked(
-    read: Sequence[Callable[[], np.ndarray]], leaf: jax.ShapeDtypeStruct
-) -> Callable[[tuple[slice, ...]], np.ndarray]:
-    def read_slice(index: tuple[slice, ...]) -> np.ndarray:
+def _stacked(read: Sequence[Callable[[], np.ndarray]], leaf: jax.ShapeDtypeStruct) -> ReadSlice:
+    def read_slice(index: Any) -> np.ndarray:
         blocks, *rest = (range(*part.indices(size)) for part, size in zip(index, leaf.shape, strict=True))
         buffer = _aligned((len(blocks), *map(len, rest)), np.dtype(leaf.dtype))
         for row, block in zip(buffer, blocks, strict=True):

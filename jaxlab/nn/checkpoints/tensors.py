@@ -273,7 +273,7 @@ def _open_file(path: Path) -> dict[str, tuple[jax.ShapeDtypeStruct, Callable[[],
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path} is no safetensors file: its header cannot be read ({error!r})") from None
     start = 8 + length
-    entries = {}
+    entries: dict[str, tuple[jax.ShapeDtypeStruct, Callable[[], np.ndarray]]] = {}
     data: np.ndarray = np.memmap(path, np.uint8, "r") if size > start else np.zeros(0, np.uint8)
     for name, (dtype, shape, begin, end) in fields.items():
         if dtype not in _DTYPES:

@@ -130,7 +130,7 @@ def _byte_level_bpe(pieces: Sequence[str], merges: Sequence[str], kinds: Sequenc
     elif cut not in _GPT2:
         known = ", ".join(sorted((*_GPT2, *_SINGLE_DIGITS, *_EXPRESSIONS)))
         raise ValueError(f"{source} cuts its text by the unknown rule {cut!r} (tokenizer.ggml.pre): known are {known}")
-    pairs = [tuple(merge.split(" ")) for merge in merges]
+    pairs: list[Any] = [tuple(merge.split(" ")) for merge in merges]
     if not pairs or any(len(pair) != 2 for pair in pairs):
         raise ValueError(f"{source} has no usable merges (tokenizer.ggml.merges)")
     try:

@@ -98,6 +98,24 @@ def test_settings_and_weights(architecture, fresh, tmp_path):
     assert load(tmp_path).source == tmp_path  # a folder with one such file
 
 
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])  # there every head of a Qwen3 file has size 128
+def test_transformers_reads_the_same_network(architecture, fresh, tmp_path):
+    """That library reads GGUF by its own code."""
+    torch = pytest.importorskip("torch", reason="needs the peers extra")
+    transformers = pytest.importorskip("transformers", reason="needs the peers extra")
+    config = CONFIGS[architecture]
+    extra = lambda writer: writer.add_vocab_size(config.vocab_size)  # noqa: E731
+    write(tmp_path / "model.gguf", architecture, config, fresh[architecture], extra=extra)
+    network = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="model.gguf", dtype=torch.float32, local_files_only=True
+    )
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, (2, 9), dtype=np.int32)
+    with torch.no_grad():
+        expected = network.eval()(torch.as_tensor(tokens, dtype=torch.long)).logits.numpy()
+    model = load(tmp_path / "model.gguf")
+    np.testing.assert_allclose(jax.jit(model.apply_fn)(model.params, tokens), expected, atol=1e-5)
+
+
 def test_sharded_over_a_mesh(fresh, tmp_path):
     write(tmp_path / "model.gguf", "llama", CONFIGS["llama"], fresh["llama"])
     mesh = jax.make_mesh((2,), ("x",))
