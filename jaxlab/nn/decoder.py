@@ -31,8 +31,7 @@ Example::
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -45,6 +44,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxlab.nn.linear import Embedding, Linear
 from jaxlab.nn.norm import RMSNorm
+from jaxlab.nn.pure import pure_function
 from jaxlab.nn.rotary import apply_rotary, rotary_angles
 
 __all__ = ["Decoder", "DecoderConfig", "init", "make_apply", "next_token_loss"]
@@ -155,8 +155,7 @@ def make_apply(config: DecoderConfig) -> Callable[..., Array]:
       It may be jitted, differentiated, vmapped over stacked parameters and used inside ``jax.shard_map``. It raises
       ValueError, naming the parameter, when ``params`` belong to another config.
     """
-    graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
-    return functools.partial(_apply, graph, _shapes(nnx.to_pure_dict(state)))
+    return pure_function(lambda: Decoder(config, rngs=nnx.Rngs(0)))
 
 
 def next_token_loss(
@@ -324,31 +323,6 @@ class _FeedForward(nnx.Module):
 
     def __call__(self, x):
         return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-def _apply(
-    graph: Any,
-    expected: dict[str, tuple[int, ...]],
-    params: Mapping[str, Any],
-    tokens: Int[Array | np.ndarray, "b t"],
-    **options: Any,
-) -> Array:
-    given = _shapes(params)
-    for path in sorted(expected.keys() | given.keys()):
-        if path not in given:
-            raise ValueError(f"params do not fit the config: {path} is missing")
-        if path not in expected:
-            raise ValueError(f"params do not fit the config: {path} is not a parameter of it")
-        if given[path] != expected[path]:
-            raise ValueError(
-                f"params do not fit the config: {path} must have shape {expected[path]}; got {given[path]}"
-            )
-    return nnx.merge(graph, params)(tokens, **options)
-
-
-def _shapes(params: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    leaves = jax.tree.leaves_with_path(params)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): jnp.shape(leaf) for path, leaf in leaves}
 
 
 def _linear(
