@@ -15,6 +15,7 @@ A `Family` says which. It is found by the ``"model_type"`` of a ``config.json``:
 
 import difflib
 import importlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +58,14 @@ class Family:
     write_renames: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()
 
+    def read_name(self, name: str) -> str:
+        """The name of a tensor in a file after the renames."""
+        return _substitute(self.renames, name)
+
+    def written_name(self, name: str) -> str:
+        """The name in a file of a tensor that is written."""
+        return _substitute(self.write_renames, name)
+
 
 def known_families() -> dict[str, Family]:
     """Every family by its model type."""
@@ -87,6 +96,12 @@ def find_family(config: Mapping[str, Any], *, source: str = "config.json") -> Fa
             f"known are {', '.join(family.architectures)}"
         )
     return family
+
+
+def _substitute(patterns: tuple[tuple[str, str], ...], name: str) -> str:
+    for pattern, replacement in patterns:
+        name = re.sub(pattern, replacement, name)
+    return name
 
 
 # Each has a tuple FAMILIES. They import the networks, so that only who reads a checkpoint pays for all of them.

@@ -41,10 +41,14 @@ class Tensors(Mapping[str, np.ndarray]):
 
     Args:
       entries: for each name the shape and dtype, and a function that reads the tensor.
+      sliceable: what is read is a view, so that a slice of it costs a slice.
     """
 
-    def __init__(self, entries: Mapping[str, tuple[jax.ShapeDtypeStruct, Callable[[], np.ndarray]]]) -> None:
+    def __init__(
+        self, entries: Mapping[str, tuple[jax.ShapeDtypeStruct, Callable[[], np.ndarray]]], *, sliceable: bool = True
+    ) -> None:
         self._entries = dict(entries)
+        self.sliceable = sliceable
 
     @property
     def specs(self) -> dict[str, jax.ShapeDtypeStruct]:
