@@ -7,7 +7,7 @@ The encoder is that of Devlin et al. 2018 (arXiv 1810.04805), the embeddings are
     h ← LayerNorm(h + W_o Attention(h))
     h ← LayerNorm(h + W_2 gelu(W_1 h))
 
-so that the norms come after the additions. Tokens whose ``attention_mask`` is 0 are seen by none. The pooler is
+so that the norms come after the additions. Tokens whose ``padding_mask`` is 0 are seen by none. The pooler is
 ``tanh(W h₀)`` of the first token, and the classes are a linear map of it (`BertForSequenceClassification`).
 
 A sentence embedding, as of all-MiniLM-L6-v2, is the mean of the last hidden states over the real tokens, divided by its
@@ -17,7 +17,7 @@ Example::
 
     config = BertConfig(vocab_size=100, hidden_size=32, intermediate_size=64, num_layers=2, num_heads=4)
     apply_fn, params = init(config, jax.random.key(0))
-    output = apply_fn(params, tokens, attention_mask=mask)                      # tokens and mask [b, t]
+    output = apply_fn(params, tokens, padding_mask=mask)                      # tokens and mask [b, t]
     cosines = jnp.einsum("id,jd->ij", *2 * (sentence_embedding(output.last_hidden_state, mask),))
 """
 
@@ -29,6 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxlab.nn.encoder import (
@@ -93,29 +94,38 @@ def make_apply(config: BertConfig) -> Callable[..., EncoderOutput]:
     return pure_function(lambda: Bert(config, rngs=nnx.Rngs(0)))
 
 
-def partition_specs(config: BertConfig, *, model_axis: str = "model") -> dict[str, Any]:
-    """Give the `jax.sharding.PartitionSpec` of every parameter for tensor parallelism over one mesh axis.
+def partition_specs(config: BertConfig, mesh: Mesh, *, axis: str = "model") -> dict[str, Any]:
+    """How to split parameters over a mesh axis for tensor parallelism; see `jaxlab.nn.encoder.split_over`.
 
     Args:
-      config: its ``num_heads`` and ``intermediate_size`` are to be multiples of the size of the axis.
-      model_axis: name of that axis.
+      config: of the network.
+      mesh: the devices.
+      axis: name of the mesh axis.
+
+    Returns:
+      The tree of the parameters with a ``PartitionSpec`` in place of each.
+
+    Raises:
+      ValueError: if the mesh has no such axis.
     """
+    heads, features = config.num_heads, config.intermediate_size
     return split_over(
         jax.eval_shape(lambda: init(config, jax.random.key(0))[1]),
-        model_axis,
-        by_rows=("attention/self/query", "attention/self/key", "attention/self/value", "intermediate/dense"),
-        by_columns=("attention/output/dense", "layer/output/dense"),
+        mesh,
+        axis,
+        rows={**dict.fromkeys(("self/query", "self/key", "self/value"), heads), "intermediate/dense": features},
+        columns={"attention/output/dense": heads, "layer/output/dense": features},
     )
 
 
 def mean_pool(
-    hidden: Float[Array, "b t d"], attention_mask: Int[Array | np.ndarray, "b t"] | Bool[Array | np.ndarray, "b t"]
+    hidden: Float[Array, "b t d"], padding_mask: Int[Array | np.ndarray, "b t"] | Bool[Array | np.ndarray, "b t"]
 ) -> Float[Array, "b d"]:
     """Mean of the hidden states over the tokens whose mask is not 0; float32.
 
     A row without any token has no mean: it is NaN, and passes no gradient back.
     """
-    weights = jnp.asarray(attention_mask != 0, jnp.float32)
+    weights = jnp.asarray(padding_mask != 0, jnp.float32)
     total = jnp.sum(weights, axis=1, keepdims=True)
     # Padding may hold anything, even NaN, which a weight of 0 would not remove.
     real = jnp.where(weights[..., None] > 0, hidden.astype(jnp.float32), 0.0)
@@ -123,10 +133,10 @@ def mean_pool(
 
 
 def sentence_embedding(
-    hidden: Float[Array, "b t d"], attention_mask: Int[Array | np.ndarray, "b t"] | Bool[Array | np.ndarray, "b t"]
+    hidden: Float[Array, "b t d"], padding_mask: Int[Array | np.ndarray, "b t"] | Bool[Array | np.ndarray, "b t"]
 ) -> Float[Array, "b d"]:
     """`mean_pool` divided by its length, so that inner products are cosines; float32, NaN for a row without tokens."""
-    mean = mean_pool(hidden, attention_mask)
+    mean = mean_pool(hidden, padding_mask)
     return mean / jnp.maximum(jnp.linalg.norm(mean, axis=-1, keepdims=True), 1e-12)
 
 
@@ -150,34 +160,34 @@ class Bert(nnx.Module):
         self,
         tokens: Int[Array | np.ndarray, "b t"],
         *,
-        attention_mask: Int[Array | np.ndarray, "b t"] | Bool[Array | np.ndarray, "b t"] | None = None,
+        padding_mask: Int[Array | np.ndarray, "b t"] | Bool[Array | np.ndarray, "b t"] | None = None,
         token_types: Int[Array | np.ndarray, "b t"] | None = None,
         block_mask: Float[Array | np.ndarray, " layers"] | None = None,
-        hidden_at: tuple[int, ...] = (),
+        hidden_states: tuple[int, ...] | None = None,
     ) -> EncoderOutput:
         """Encode sequences.
 
         Args:
           tokens: token ids; one outside the vocabulary, padding or not, makes its sequence NaN.
-          attention_mask: 0 for padding; None means that there is none. A row of nothing but padding gives finite
-            values without a meaning (and NaN in `mean_pool`).
+          padding_mask: True or 1 for real tokens, as a tokenizer's attention mask; None means all of them. A row of
+            nothing but padding gives finite values without a meaning (and NaN in `mean_pool`).
           token_types: segment of each token; None means 0.
           block_mask: factor in [0, 1] of each block; see `jaxlab.nn.encoder`.
-          hidden_at: places of the hidden states to return; see `jaxlab.nn.encoder`.
+          hidden_states: which hidden states to give too; see `jaxlab.nn.encoder`.
 
         Raises:
           ValueError: if the sequences are longer than ``max_position_embeddings``, or for a bad ``block_mask`` or
-            ``hidden_at``.
+            ``hidden_states``.
         """
         hidden = self.embeddings(tokens, token_types)
-        mask = None if attention_mask is None else jnp.asarray(attention_mask) != 0
+        mask = None if padding_mask is None else jnp.asarray(padding_mask) != 0
         last, states = run_blocks(
             self.encoder.layer,
             hidden,
             mask,
             num_layers=self.config.num_layers,
             block_mask=block_mask,
-            hidden_at=hidden_at,
+            hidden_states=hidden_states,
             remat=self.config.remat,
         )
         pooled = None if self.pooler is None else self.pooler(last)
@@ -227,8 +237,8 @@ class _Block(nnx.Module):
         self.output = _Output(config, config.intermediate_size, rngs=rngs)
         self.activation = config.hidden_act
 
-    def __call__(self, hidden, mask, attention_mask):
-        attended = self.attention(hidden, attention_mask)
+    def __call__(self, hidden, mask, padding_mask):
+        attended = self.attention(hidden, padding_mask)
         out = self.output(ACTIVATIONS[self.activation](self.intermediate.dense(attended)), attended)
         return out if mask is None else hidden + mask.astype(hidden.dtype) * (out - hidden)
 
@@ -238,8 +248,8 @@ class _Attention(nnx.Module):
         self.self = _SelfAttention(config, rngs=rngs)
         self.output = _Output(config, config.hidden_size, rngs=rngs)
 
-    def __call__(self, hidden, attention_mask):
-        return self.output(self.self(hidden, attention_mask), hidden)
+    def __call__(self, hidden, padding_mask):
+        return self.output(self.self(hidden, padding_mask), hidden)
 
 
 class _SelfAttention(nnx.Module):
@@ -249,9 +259,9 @@ class _SelfAttention(nnx.Module):
         self.value = config.linear(config.hidden_size, config.hidden_size, rngs)
         self.num_heads = config.num_heads
 
-    def __call__(self, hidden, attention_mask):
+    def __call__(self, hidden, padding_mask):
         query, key, value = self.query(hidden), self.key(hidden), self.value(hidden)
-        return attend(query, key, value, num_heads=self.num_heads, mask=attention_mask)
+        return attend(query, key, value, num_heads=self.num_heads, mask=padding_mask)
 
 
 class _Output(nnx.Module):

@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Key
 
 from jaxlab.nn.encoder import ACTIVATIONS, EncoderOutput, attend, run_blocks, split_over, stack_blocks
@@ -79,18 +80,27 @@ def make_apply(config: CLIPVisionConfig) -> Callable[..., EncoderOutput]:
     return pure_function(lambda: CLIPVision(config, rngs=nnx.Rngs(0)))
 
 
-def partition_specs(config: CLIPVisionConfig, *, model_axis: str = "model") -> dict[str, Any]:
-    """Give the `jax.sharding.PartitionSpec` of every parameter for tensor parallelism over one mesh axis.
+def partition_specs(config: CLIPVisionConfig, mesh: Mesh, *, axis: str = "model") -> dict[str, Any]:
+    """How to split parameters over a mesh axis for tensor parallelism; see `jaxlab.nn.encoder.split_over`.
 
     Args:
-      config: its ``num_heads`` and ``intermediate_size`` are to be multiples of the size of the axis.
-      model_axis: name of that axis.
+      config: of the network.
+      mesh: the devices.
+      axis: name of the mesh axis.
+
+    Returns:
+      The tree of the parameters with a ``PartitionSpec`` in place of each.
+
+    Raises:
+      ValueError: if the mesh has no such axis.
     """
+    heads, features = config.num_heads, config.intermediate_size
     return split_over(
         jax.eval_shape(lambda: init(config, jax.random.key(0))[1]),
-        model_axis,
-        by_rows=("self_attn/q_proj", "self_attn/k_proj", "self_attn/v_proj", "mlp/fc1"),
-        by_columns=("self_attn/out_proj", "mlp/fc2"),
+        mesh,
+        axis,
+        rows={**dict.fromkeys(("q_proj", "k_proj", "v_proj"), heads), "mlp/fc1": features},
+        columns={"out_proj": heads, "mlp/fc2": features},
     )
 
 
@@ -117,12 +127,12 @@ class CLIPVision(nnx.Module):
         *,
         interpolate_positions: bool = False,
         block_mask: Float[Array | np.ndarray, " layers"] | None = None,
-        hidden_at: tuple[int, ...] = (),
+        hidden_states: tuple[int, ...] | None = None,
     ) -> EncoderOutput:
         """Encode images; the arguments are those of `jaxlab.nn.vit.ViT`.
 
         Raises:
-          ValueError: for images of another size or number of channels, or a bad ``block_mask`` or ``hidden_at``.
+          ValueError: for images of another size or number of channels, or a bad ``block_mask`` or ``hidden_states``.
         """
         hidden = self.embeddings(images, self.config.grid_of(images, any_size=interpolate_positions))
         last, states = run_blocks(
@@ -130,7 +140,7 @@ class CLIPVision(nnx.Module):
             self.pre_layrnorm(hidden),
             num_layers=self.config.num_layers,
             block_mask=block_mask,
-            hidden_at=hidden_at,
+            hidden_states=hidden_states,
             remat=self.config.remat,
         )
         pooled = self.post_layernorm(last[:, 0])

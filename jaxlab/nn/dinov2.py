@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Key
 
 from jaxlab.nn.encoder import ACTIVATIONS, EncoderOutput, run_blocks, split_over, stack_blocks
@@ -98,20 +99,29 @@ def make_apply(config: Dinov2Config) -> Callable[..., EncoderOutput]:
     return pure_function(lambda: Dinov2(config, rngs=nnx.Rngs(0)))
 
 
-def partition_specs(config: Dinov2Config, *, model_axis: str = "model") -> dict[str, Any]:
-    """Give the `jax.sharding.PartitionSpec` of every parameter for tensor parallelism over one mesh axis.
+def partition_specs(config: Dinov2Config, mesh: Mesh, *, axis: str = "model") -> dict[str, Any]:
+    """How to split parameters over a mesh axis for tensor parallelism; see `jaxlab.nn.encoder.split_over`.
 
-    The joint matrix of SwiGLU is held by every device, for its two halves would be cut apart.
+    The joint matrix of SwiGLU is left whole, for splitting it would tear its halves apart.
 
     Args:
-      config: its ``num_heads`` and ``intermediate_size`` are to be multiples of the size of the axis.
-      model_axis: name of that axis.
+      config: of the network.
+      mesh: the devices.
+      axis: name of the mesh axis.
+
+    Returns:
+      The tree of the parameters with a ``PartitionSpec`` in place of each.
+
+    Raises:
+      ValueError: if the mesh has no such axis.
     """
+    heads, features = config.num_heads, config.intermediate_size
     return split_over(
         jax.eval_shape(lambda: init(config, jax.random.key(0))[1]),
-        model_axis,
-        by_rows=("attention/attention/query", "attention/attention/key", "attention/attention/value", "mlp/fc1"),
-        by_columns=("attention/output/dense", "mlp/fc2"),
+        mesh,
+        axis,
+        rows={**dict.fromkeys(("attention/query", "attention/key", "attention/value"), heads), "mlp/fc1": features},
+        columns={"attention/output/dense": heads, "mlp/fc2": features},
     )
 
 
@@ -137,7 +147,7 @@ class Dinov2(nnx.Module):
         *,
         patch_mask: Bool[Array | np.ndarray, "b patches"] | None = None,
         block_mask: Float[Array | np.ndarray, " layers"] | None = None,
-        hidden_at: tuple[int, ...] = (),
+        hidden_states: tuple[int, ...] | None = None,
     ) -> EncoderOutput:
         """Encode images.
 
@@ -145,11 +155,11 @@ class Dinov2(nnx.Module):
           images: normalised pixels, of any size that patches fill.
           patch_mask: True for patches, row by row, to be replaced by the mask token.
           block_mask: factor in [0, 1] on the residual branches of each block.
-          hidden_at: places of the hidden states to return; see `jaxlab.nn.encoder`.
+          hidden_states: which hidden states to give too; see `jaxlab.nn.encoder`.
 
         Raises:
           ValueError: for images that patches do not fill or with another number of channels, a ``patch_mask`` of
-            another shape or without a mask token, or a bad ``block_mask`` or ``hidden_at``.
+            another shape or without a mask token, or a bad ``block_mask`` or ``hidden_states``.
         """
         grid = self.config.grid_of(images, any_size=True)
         hidden = self.embeddings(images, grid, patch_mask)
@@ -158,7 +168,7 @@ class Dinov2(nnx.Module):
             hidden,
             num_layers=self.config.num_layers,
             block_mask=block_mask,
-            hidden_at=hidden_at,
+            hidden_states=hidden_states,
             remat=self.config.remat,
         )
         last = self.layernorm(last)

@@ -8,7 +8,7 @@ Example::
 
     config = DistilBertConfig(vocab_size=100, hidden_size=32, intermediate_size=64, num_layers=2, num_heads=4)
     apply_fn, params = init(dataclasses.replace(config, num_labels=2), jax.random.key(0))
-    logits = apply_fn(params, tokens, attention_mask=mask).logits              # tokens and mask [b, t]
+    logits = apply_fn(params, tokens, padding_mask=mask).logits              # tokens and mask [b, t]
 """
 
 import dataclasses
@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxlab.nn.encoder import (
@@ -77,18 +78,27 @@ def make_apply(config: DistilBertConfig) -> Callable[..., EncoderOutput]:
     return pure_function(lambda: DistilBert(config, rngs=nnx.Rngs(0)))
 
 
-def partition_specs(config: DistilBertConfig, *, model_axis: str = "model") -> dict[str, Any]:
-    """Give the `jax.sharding.PartitionSpec` of every parameter for tensor parallelism over one mesh axis.
+def partition_specs(config: DistilBertConfig, mesh: Mesh, *, axis: str = "model") -> dict[str, Any]:
+    """How to split parameters over a mesh axis for tensor parallelism; see `jaxlab.nn.encoder.split_over`.
 
     Args:
-      config: its ``num_heads`` and ``intermediate_size`` are to be multiples of the size of the axis.
-      model_axis: name of that axis.
+      config: of the network.
+      mesh: the devices.
+      axis: name of the mesh axis.
+
+    Returns:
+      The tree of the parameters with a ``PartitionSpec`` in place of each.
+
+    Raises:
+      ValueError: if the mesh has no such axis.
     """
+    heads, features = config.num_heads, config.intermediate_size
     return split_over(
         jax.eval_shape(lambda: init(config, jax.random.key(0))[1]),
-        model_axis,
-        by_rows=("attention/q_lin", "attention/k_lin", "attention/v_lin", "ffn/lin1"),
-        by_columns=("attention/out_lin", "ffn/lin2"),
+        mesh,
+        axis,
+        rows={**dict.fromkeys(("q_lin", "k_lin", "v_lin"), heads), "ffn/lin1": features},
+        columns={"out_lin": heads, "ffn/lin2": features},
     )
 
 
@@ -112,25 +122,25 @@ class DistilBert(nnx.Module):
         self,
         tokens: Int[Array | np.ndarray, "b t"],
         *,
-        attention_mask: Int[Array | np.ndarray, "b t"] | Bool[Array | np.ndarray, "b t"] | None = None,
+        padding_mask: Int[Array | np.ndarray, "b t"] | Bool[Array | np.ndarray, "b t"] | None = None,
         block_mask: Float[Array | np.ndarray, " layers"] | None = None,
-        hidden_at: tuple[int, ...] = (),
+        hidden_states: tuple[int, ...] | None = None,
     ) -> EncoderOutput:
         """Encode sequences; the arguments are those of `jaxlab.nn.bert.Bert`.
 
         Raises:
           ValueError: if the sequences are longer than ``max_position_embeddings``, or for a bad ``block_mask`` or
-            ``hidden_at``.
+            ``hidden_states``.
         """
         hidden = self.embeddings(tokens)
-        mask = None if attention_mask is None else jnp.asarray(attention_mask) != 0
+        mask = None if padding_mask is None else jnp.asarray(padding_mask) != 0
         last, states = run_blocks(
             self.transformer.layer,
             hidden,
             mask,
             num_layers=self.config.num_layers,
             block_mask=block_mask,
-            hidden_at=hidden_at,
+            hidden_states=hidden_states,
             remat=self.config.remat,
         )
         logits = None
@@ -176,8 +186,8 @@ class _Block(nnx.Module):
         self.ffn = _FeedForward(config, rngs=rngs)
         self.output_layer_norm = config.norm()
 
-    def __call__(self, hidden, mask, attention_mask):
-        attended = self.sa_layer_norm(self.attention(hidden, attention_mask) + hidden)
+    def __call__(self, hidden, mask, padding_mask):
+        attended = self.sa_layer_norm(self.attention(hidden, padding_mask) + hidden)
         out = self.output_layer_norm(self.ffn(attended) + attended)
         return out if mask is None else hidden + mask.astype(hidden.dtype) * (out - hidden)
 
@@ -190,9 +200,9 @@ class _Attention(nnx.Module):
         self.out_lin = config.linear(config.hidden_size, config.hidden_size, rngs)
         self.num_heads = config.num_heads
 
-    def __call__(self, hidden, attention_mask):
+    def __call__(self, hidden, padding_mask):
         query, key, value = self.q_lin(hidden), self.k_lin(hidden), self.v_lin(hidden)
-        return self.out_lin(attend(query, key, value, num_heads=self.num_heads, mask=attention_mask))
+        return self.out_lin(attend(query, key, value, num_heads=self.num_heads, mask=padding_mask))
 
 
 class _FeedForward(nnx.Module):

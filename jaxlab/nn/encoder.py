@@ -7,19 +7,19 @@ The encoders are `jaxlab.nn.bert`, `jaxlab.nn.distilbert`, `jaxlab.nn.vit`, `jax
 * ``params`` is a nested dict whose paths are the names in a Hugging Face checkpoint, with ``/`` for ``.`` and without
   the prefix (``bert.``, ``vit.``, ``vision_model.``) that a file has or lacks. Matrices are ``[out, in]``, the
   projection of patches is ``[out, channels, patch, patch]``. Blocks are stacked on a leading axis.
-* ``apply_fn(params, inputs, *, block_mask=None, hidden_at=())`` gives an `EncoderOutput`.
+* ``apply_fn(params, inputs, *, block_mask=None, hidden_states=None)`` gives an `EncoderOutput`.
 * ``block_mask`` holds a factor m in [0, 1] for each block: 1 runs it, 0 makes it the identity. In a block that
   normalises before its branches (ViT, CLIP, DINOv2) m scales both residual branches, as in the decoder. BERT and
   DistilBERT normalise after each addition, so that there is no branch whose removal leaves h as it was: m interpolates
   the whole block, ``h ← h + m · (Block(h) - h)``.
-* ``hidden_at`` names the hidden states to be returned, by their places in the ``hidden_states`` of `transformers`: 0 is
-  what enters the first block, i what leaves block i, and -1 what leaves the last one (before a final norm).
+* ``hidden_states`` says which hidden states to give too, as `transformers` counts them: 0 is what enters the first
+  block, i what block i - 1 gives, and ``num_layers`` (or -1) what the last one gives, before a final norm.
 
 Precision: products in ``dtype``; softmax, norms and class logits in float32.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx, struct
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float
 
 from jaxlab.nn.linear import Linear
@@ -132,14 +132,14 @@ class EncoderOutput:
     Attributes:
       last_hidden_state: ``[b, t, hidden]`` in the config's dtype.
       pooler_output: ``[b, hidden]``, one vector an input; None where the network has no pooler.
-      hidden_states: those that ``hidden_at`` asked for, each ``[b, t, hidden]``.
+      hidden_states: ``[n, b, t, hidden]``, those that were asked for in that order; None if none were.
       logits: ``[b, num_labels]``, float32, of the classes; None without that head.
       image_embeds: ``[b, projection_dim]``, float32, CLIP's vector of an image; None without that head.
     """
 
     last_hidden_state: Float[Array, "b t d"]
     pooler_output: Float[Array, "b p"] | None = None
-    hidden_states: tuple[Float[Array, "b t d"], ...] = ()
+    hidden_states: Float[Array, "n b t d"] | None = None
     logits: Float[Array, "b labels"] | None = None
     image_embeds: Float[Array, "b e"] | None = None
 
@@ -158,9 +158,9 @@ def run_blocks(
     *inputs: Any,
     num_layers: int,
     block_mask: Float[Array | np.ndarray, " layers"] | None,
-    hidden_at: tuple[int, ...],
+    hidden_states: tuple[int, ...] | None,
     remat: bool,
-) -> tuple[Float[Array, "b t d"], tuple[Float[Array, "b t d"], ...]]:
+) -> tuple[Float[Array, "b t d"], Float[Array, "n b t d"] | None]:
     """Run stacked blocks one after another.
 
     Args:
@@ -169,21 +169,21 @@ def run_blocks(
       *inputs: what every block takes besides.
       num_layers: number of blocks.
       block_mask: factor of each block, handed to it as ``mask``; None for all of them means 1.
-      hidden_at: which hidden states to return; see the module.
+      hidden_states: which hidden states to give too; see the module.
       remat: recompute activations in the backward pass.
 
     Returns:
-      What leaves the last block, and the hidden states of ``hidden_at``. Only these are kept.
+      What leaves the last block, and the hidden states asked for. Only these are kept.
 
     Raises:
       ValueError: if ``block_mask`` does not have one entry a block, or there is no hidden state of such a number.
     """
     if block_mask is not None and block_mask.shape != (num_layers,):
         raise ValueError(f"block_mask must have shape ({num_layers},); got {block_mask.shape}")
-    for place in hidden_at:
+    for place in hidden_states or ():
         if not -num_layers - 1 <= place <= num_layers:
-            raise ValueError(f"hidden_at must be in -{num_layers + 1}..{num_layers}; got {place}")
-    places = [place % (num_layers + 1) for place in hidden_at]
+            raise ValueError(f"hidden_states must be in -{num_layers + 1}..{num_layers}; got {place}")
+    places = [place % (num_layers + 1) for place in hidden_states or ()]
     kept = sorted(set(places) - {0})
     # The row of the store for what leaves each block; one past the end is dropped.
     rows = np.full(num_layers, len(kept))
@@ -201,11 +201,15 @@ def run_blocks(
         hidden, store = carry
         params, mask, row = block
         hidden = run_block(params, hidden, mask)
-        return (hidden, store.at[row].set(hidden, mode="drop")), None
+        return (hidden, store.at[row].set(hidden, mode="drop") if kept else store), None
 
     store = jnp.repeat(hidden[None], len(kept), axis=0)
     (last, store), _ = lax.scan(step, (hidden, store), (layers, block_mask, rows))
-    return last, tuple(hidden if place == 0 else store[kept.index(place)] for place in places)
+    if hidden_states is None:
+        return last, None
+    if not places:
+        return last, store
+    return last, jnp.stack([hidden if place == 0 else store[kept.index(place)] for place in places])
 
 
 def attend(
@@ -223,33 +227,51 @@ def attend(
 
 
 def split_over(
-    params: Mapping[str, Any], axis: str, *, by_rows: Sequence[str], by_columns: Sequence[str]
+    params: Mapping[str, Any],
+    mesh: Mesh,
+    axis: str,
+    *,
+    rows: Mapping[str, int],
+    columns: Mapping[str, int],
 ) -> dict[str, Any]:
     """Say how the matrices of the blocks are spread over the devices of a mesh axis.
 
-    Those that make heads and features are cut by their rows and those that take them in by their columns, so that a
-    branch needs one sum over the devices (Shoeybi et al. 2019, arXiv 1909.08053). All else is held by every device.
+    Those that make heads and features are split by rows and those that take them in by columns, so that a branch needs
+    one sum over the devices (Shoeybi et al. 2019, arXiv 1909.08053). What the axis does not divide evenly, and all
+    else, is left whole on every device.
 
     Args:
       params: parameters or their shapes.
+      mesh: the devices.
       axis: name of the mesh axis.
-      by_rows: ends of paths of maps to cut by their outputs, with their biases: ``("attention/self/query", ...)``.
-      by_columns: ends of paths of maps to cut by their inputs; their biases are not cut.
+      rows: ends of the paths of maps to split by their outputs, with their biases, and into how many indivisible parts
+        these fall.
+      columns: the same of maps to split by their inputs; their biases are left whole.
 
     Returns:
       A `PartitionSpec` for each parameter, in the same tree.
+
+    Raises:
+      ValueError: if the mesh has no such axis.
     """
+    if axis not in mesh.shape:
+        raise ValueError(f"the mesh has no axis {axis!r}; its axes are {', '.join(map(str, mesh.shape))}")
+    size = mesh.shape[axis]
 
-    def spec(path, leaf):
-        *parents, name = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+    def spec(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> PartitionSpec:
+        *parents, kind = (entry.key for entry in path)
         owner = "/" + "/".join(parents)
-        if any(owner.endswith("/" + end) for end in by_rows):
-            return PartitionSpec(None, axis, *[None] * (len(leaf.shape) - 2))
-        if name == "weight" and any(owner.endswith("/" + end) for end in by_columns):
-            return PartitionSpec(None, None, axis)
-        return PartitionSpec()
+        if any(owner.endswith("/" + end) and parts % size == 0 for end, parts in rows.items()):
+            split = -2 if kind == "weight" else -1
+        elif kind == "weight" and any(
+            owner.endswith("/" + end) and parts % size == 0 for end, parts in columns.items()
+        ):
+            split = -1
+        else:
+            return PartitionSpec()
+        return PartitionSpec(*(axis if i == leaf.ndim + split else None for i in range(leaf.ndim)))
 
-    return jax.tree_util.tree_map_with_path(spec, params)
+    return jax.tree.map_with_path(spec, params)
 
 
 _DTYPES = ("float32", "bfloat16", "float16")

@@ -15,7 +15,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-__all__ = ["parameter_shapes", "pure_function"]
+from jaxlab.nn.linear import LowRankSum
+
+__all__ = ["check_parameters", "parameter_shapes", "pure_function"]
 
 
 def pure_function(build: Callable[[], nnx.Module]) -> Callable[..., Any]:
@@ -33,14 +35,18 @@ def pure_function(build: Callable[[], nnx.Module]) -> Callable[..., Any]:
 
 
 def parameter_shapes(params: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Give the shape of every parameter by its path, with ``/`` between the keys."""
-    leaves = jax.tree.leaves_with_path(params)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): jnp.shape(leaf) for path, leaf in leaves}
+    """Give the shape of every parameter by its path, with ``/`` between the keys; a `LowRankSum` is a parameter."""
+    leaves = jax.tree.leaves_with_path(params, is_leaf=lambda node: isinstance(node, LowRankSum))
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape
+        if hasattr(leaf, "shape")
+        else jnp.shape(leaf)
+        for path, leaf in leaves
+    }
 
 
-def _apply(
-    graph: Any, expected: dict[str, tuple[int, ...]], params: Mapping[str, Any], /, *inputs: Any, **options: Any
-) -> Any:
+def check_parameters(params: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise ValueError, naming the parameter, if the paths or shapes are not those that a network expects."""
     given = parameter_shapes(params)
     for path in sorted(expected.keys() | given.keys()):
         if path not in given:
@@ -51,4 +57,10 @@ def _apply(
             raise ValueError(
                 f"params do not fit the config: {path} must have shape {expected[path]}; got {given[path]}"
             )
+
+
+def _apply(
+    graph: Any, expected: Mapping[str, tuple[int, ...]], params: Mapping[str, Any], /, *inputs: Any, **options: Any
+) -> Any:
+    check_parameters(params, expected)
     return nnx.merge(graph, params)(*inputs, **options)

@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Key
 
 from jaxlab.nn.encoder import ACTIVATIONS, EncoderOutput, attend, run_blocks, split_over, stack_blocks
@@ -82,23 +83,30 @@ def make_apply(config: ViTConfig) -> Callable[..., EncoderOutput]:
     return pure_function(lambda: ViT(config, rngs=nnx.Rngs(0)))
 
 
-def partition_specs(config: ViTConfig, *, model_axis: str = "model") -> dict[str, Any]:
-    """Give the `jax.sharding.PartitionSpec` of every parameter for tensor parallelism over one mesh axis.
+def partition_specs(config: ViTConfig, mesh: Mesh, *, axis: str = "model") -> dict[str, Any]:
+    """How to split parameters over a mesh axis for tensor parallelism; see `jaxlab.nn.encoder.split_over`.
 
     Args:
-      config: its ``num_heads`` and ``intermediate_size`` are to be multiples of the size of the axis.
-      model_axis: name of that axis.
+      config: of the network.
+      mesh: the devices.
+      axis: name of the mesh axis.
+
+    Returns:
+      The tree of the parameters with a ``PartitionSpec`` in place of each.
+
+    Raises:
+      ValueError: if the mesh has no such axis.
     """
+    heads, features = config.num_heads, config.intermediate_size
     return split_over(
         jax.eval_shape(lambda: init(config, jax.random.key(0))[1]),
-        model_axis,
-        by_rows=(
-            "attention/attention/query",
-            "attention/attention/key",
-            "attention/attention/value",
-            "intermediate/dense",
-        ),
-        by_columns=("attention/output/dense", "layer/output/dense"),
+        mesh,
+        axis,
+        rows={
+            **dict.fromkeys(("attention/query", "attention/key", "attention/value"), heads),
+            "intermediate/dense": features,
+        },
+        columns={"attention/output/dense": heads, "layer/output/dense": features},
     )
 
 
@@ -125,7 +133,7 @@ class ViT(nnx.Module):
         *,
         interpolate_positions: bool = False,
         block_mask: Float[Array | np.ndarray, " layers"] | None = None,
-        hidden_at: tuple[int, ...] = (),
+        hidden_states: tuple[int, ...] | None = None,
     ) -> EncoderOutput:
         """Encode images.
 
@@ -133,10 +141,10 @@ class ViT(nnx.Module):
           images: normalised pixels.
           interpolate_positions: take images of any size that patches fill, with positions interpolated.
           block_mask: factor in [0, 1] on the residual branches of each block.
-          hidden_at: places of the hidden states to return; see `jaxlab.nn.encoder`.
+          hidden_states: which hidden states to give too; see `jaxlab.nn.encoder`.
 
         Raises:
-          ValueError: for images of another size or number of channels, or a bad ``block_mask`` or ``hidden_at``.
+          ValueError: for images of another size or number of channels, or a bad ``block_mask`` or ``hidden_states``.
         """
         hidden = self.embeddings(images, self.config.grid_of(images, any_size=interpolate_positions))
         last, states = run_blocks(
@@ -144,7 +152,7 @@ class ViT(nnx.Module):
             hidden,
             num_layers=self.config.num_layers,
             block_mask=block_mask,
-            hidden_at=hidden_at,
+            hidden_states=hidden_states,
             remat=self.config.remat,
         )
         last = self.layernorm(last)

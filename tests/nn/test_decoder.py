@@ -10,7 +10,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxlab.nn import Decoder, DecoderConfig, decoder, next_token_loss
-from jaxlab.nn.rotary import rotary_angles
+from jaxlab.nn.rotary import rotary_rotation
 
 SMALL = DecoderConfig(
     vocab_size=13, hidden_size=12, intermediate_size=20, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=6
@@ -260,8 +260,8 @@ def test_scan_equals_blocks_run_one_after_another(small):
     apply_fn, params, tokens = small
     hidden = params["model"]["embed_tokens"]["weight"][tokens]
     graph = nnx.graphdef(nnx.eval_shape(lambda: Decoder(SMALL, rngs=nnx.Rngs(0))).model.layers)
-    angles = rotary_angles(jnp.arange(7)[None], head_dim=SMALL.head_dim, theta=SMALL.rope_theta)
-    block = jax.jit(lambda state, hidden: nnx.merge(graph, state)(hidden, angles, None))
+    rotation = rotary_rotation(jnp.arange(7)[None], head_dim=SMALL.head_dim, theta=SMALL.rope_theta)
+    block = jax.jit(lambda state, hidden: nnx.merge(graph, state)(hidden, rotation, None, None)[0])
     for layer in range(SMALL.num_layers):
         hidden = block(jax.tree.map(lambda leaf, layer=layer: leaf[layer], params["model"]["layers"]), hidden)
     norm = params["model"]["norm"]["weight"]

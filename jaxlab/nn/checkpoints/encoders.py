@@ -275,23 +275,26 @@ def _write_images(config: VisionConfig) -> dict[str, Any]:
     return {"image_size": size, "patch_size": config.patch_size, "num_channels": config.num_channels}
 
 
-def _prefix(prefix: str, *parts: str) -> dict[str, tuple[tuple[str, str], ...]]:
-    """Renames that take a prefix off and put it on again before the names that start with one of ``parts``."""
-    return {
-        "renames": (
+def _family(prefix: str, parts: tuple[str, ...], **options: Any) -> Family:
+    """A family whose files put a prefix before the names that start with one of ``parts``, or do not."""
+    return Family(
+        renames=(
             (rf"^{prefix}\.", ""),
             (r"LayerNorm\.gamma$", "LayerNorm.weight"),
             (r"LayerNorm\.beta$", "LayerNorm.bias"),
         ),
-        "write_renames": ((rf"^({'|'.join(parts)})\.", rf"{prefix}.\1."),),
-    }
+        write_renames=((rf"^({'|'.join(parts)})\.", rf"{prefix}.\1."),),
+        **options,
+    )
 
 
 _DTYPE = ("dtype", "torch_dtype")
 _CLIP_PARTS = ("embeddings", "pre_layrnorm", "encoder", "post_layernorm")
 
 FAMILIES: tuple[Family, ...] = (
-    Family(
+    _family(
+        "bert",
+        ("embeddings", "encoder", "pooler"),
         model_type="bert",
         architectures=("BertModel", "BertForSequenceClassification", "BertForMaskedLM", "BertForPreTraining"),
         read_config=_read_bert,
@@ -300,9 +303,10 @@ FAMILIES: tuple[Family, ...] = (
         make_apply=bert.make_apply,
         blocks=("encoder/layer",),
         ignored=(r"^embeddings\.position_ids$", r"^cls\.", r"^pooler\."),
-        **_prefix("bert", "embeddings", "encoder", "pooler"),
     ),
-    Family(
+    _family(
+        "distilbert",
+        ("embeddings", "transformer"),
         model_type="distilbert",
         architectures=("DistilBertModel", "DistilBertForSequenceClassification", "DistilBertForMaskedLM"),
         read_config=_read_distilbert,
@@ -311,9 +315,10 @@ FAMILIES: tuple[Family, ...] = (
         make_apply=distilbert.make_apply,
         blocks=("transformer/layer",),
         ignored=(r"^vocab_(transform|layer_norm|projector)\.",),
-        **_prefix("distilbert", "embeddings", "transformer"),
     ),
-    Family(
+    _family(
+        "vit",
+        ("embeddings", "encoder", "layernorm", "pooler"),
         model_type="vit",
         architectures=("ViTModel", "ViTForImageClassification"),
         read_config=_read_vit,
@@ -322,9 +327,10 @@ FAMILIES: tuple[Family, ...] = (
         make_apply=vit.make_apply,
         blocks=("encoder/layer",),
         ignored=(r"^embeddings\.mask_token$",),
-        **_prefix("vit", "embeddings", "encoder", "layernorm", "pooler"),
     ),
-    Family(
+    _family(
+        "vision_model",
+        _CLIP_PARTS,
         model_type="clip_vision_model",
         architectures=("CLIPVisionModel", "CLIPVisionModelWithProjection"),
         read_config=_read_clip_vision,
@@ -333,9 +339,10 @@ FAMILIES: tuple[Family, ...] = (
         make_apply=clip_vision.make_apply,
         blocks=("encoder/layers",),
         ignored=(r"^embeddings\.position_ids$",),
-        **_prefix("vision_model", *_CLIP_PARTS),
     ),
-    Family(
+    _family(
+        "vision_model",
+        _CLIP_PARTS,
         model_type="clip",
         architectures=("CLIPModel",),
         read_config=_read_clip,
@@ -344,9 +351,10 @@ FAMILIES: tuple[Family, ...] = (
         make_apply=clip_vision.make_apply,
         blocks=("encoder/layers",),
         ignored=(r"^embeddings\.position_ids$", r"^text_model\.", r"^text_projection\.", r"^logit_scale$"),
-        **_prefix("vision_model", *_CLIP_PARTS),
     ),
-    Family(
+    _family(
+        "dinov2",
+        ("embeddings", "encoder", "layernorm"),
         model_type="dinov2",
         architectures=("Dinov2Model", "Dinov2ForImageClassification"),
         read_config=_read_dinov2,
@@ -354,9 +362,10 @@ FAMILIES: tuple[Family, ...] = (
         init=dinov2.init,
         make_apply=dinov2.make_apply,
         blocks=("encoder/layer",),
-        **_prefix("dinov2", "embeddings", "encoder", "layernorm"),
     ),
-    Family(
+    _family(
+        "dinov2_with_registers",
+        ("embeddings", "encoder", "layernorm"),
         model_type="dinov2_with_registers",
         architectures=("Dinov2WithRegistersModel", "Dinov2WithRegistersForImageClassification"),
         read_config=_read_dinov2,
@@ -364,6 +373,5 @@ FAMILIES: tuple[Family, ...] = (
         init=dinov2.init,
         make_apply=dinov2.make_apply,
         blocks=("encoder/layer",),
-        **_prefix("dinov2_with_registers", "embeddings", "encoder", "layernorm"),
     ),
 )

@@ -1,9 +1,9 @@
 """GGUF files of llama.cpp: settings and tensors under the names of the Hugging Face form.
 
-A GGUF file holds metadata, among them the tokenizer (`jaxlab.nn.checkpoints.gguf_tokenizer`), and tensors that may be
-quantised in blocks. The PyPI package ``gguf`` reads the metadata and dequantises; here the result is given the names,
-layout and settings of a Hugging Face checkpoint, so that the rest is the same for both. Tensors stay mapped and are
-dequantised to float32 one at a time, when they are read.
+A GGUF file holds metadata, among them the tokenizer (`jaxlab.nn.checkpoints.vocabulary`), and tensors that may be
+quantised in blocks. Here they are given the names, layout and settings of a Hugging Face checkpoint, so that the rest
+is the same for both. Tensors stay mapped and are dequantised to float32 one at a time, when they are read, by the PyPI
+package ``gguf``. The metadata are parsed by `jaxlab.nn.checkpoints.gguf_format`: that package takes seconds for it.
 
 Two things are undone. Files of the architecture ``llama`` hold the rows of the query and key projections in the order
 of neighbouring rotary pairs (see `jaxlab.nn.rotary`). And where a Llama 3 scales its rotary frequencies, the file holds
@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxlab.nn.checkpoints.gguf_format import StoredTensor, read_gguf
 from jaxlab.nn.checkpoints.tensors import Tensors
 
 __all__ = ["GGUF", "open_gguf"]
@@ -31,7 +32,7 @@ class GGUF:
 
     Attributes:
       config: its settings, as a ``config.json`` has them.
-      tensors: its tensors by their Hugging Face names, float32 (other floating types where they are not quantised).
+      tensors: its tensors by their Hugging Face names, float32.
       metadata: all of its metadata, arrays as lists.
     """
 
@@ -51,17 +52,15 @@ def open_gguf(path: str | Path) -> GGUF:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no such file: {path}")
-    reader = _read(path)
-    metadata = {name: field.contents() for name, field in reader.fields.items()}
-    stored = {tensor.name: tensor for tensor in reader.tensors}
+    metadata, stored = read_gguf(path)
     config = _config(metadata, stored, path)
     entries = {}
     for name, tensor in stored.items():
         if name == _ROPE_FREQUENCIES:
             continue
         heads = _heads_of_rows(name, config) if metadata["general.architecture"] == "llama" else None
-        spec = jax.ShapeDtypeStruct(tuple(int(size) for size in reversed(tensor.shape)), np.dtype(np.float32))
-        entries[_rename(name)] = (spec, _Dequantize(tensor, spec, heads))
+        spec = jax.ShapeDtypeStruct(tensor.shape, np.dtype(np.float32))
+        entries[_rename(name)] = (spec, _Dequantize(name, tensor, heads))
     return GGUF(config, Tensors(entries, sliceable=False), metadata)
 
 
@@ -88,42 +87,18 @@ _NAMES = {
 class _Dequantize:
     """Reads one tensor; ``heads`` says that its rows are neighbouring rotary pairs of that many heads."""
 
-    def __init__(self, tensor: Any, spec: jax.ShapeDtypeStruct, heads: int | None) -> None:
-        self._tensor, self._spec, self._heads = tensor, spec, heads
+    def __init__(self, name: str, tensor: StoredTensor, heads: int | None) -> None:
+        self._name, self._tensor, self._heads = name, tensor, heads
 
     def __call__(self) -> np.ndarray:
-        from gguf.quants import dequantize
-
-        try:
-            value = np.asarray(dequantize(self._tensor.data, self._tensor.tensor_type), np.float32)
-        except NotImplementedError as error:
-            kind = self._tensor.tensor_type.name
-            raise ValueError(f"tensor {self._tensor.name} has the type {kind}, which gguf cannot dequantise") from error
-        value = value.reshape(self._spec.shape)
+        value = self._tensor.dequantize(self._name)
         if self._heads is None:
             return value
         pairs = value.reshape(self._heads, -1, 2, *value.shape[1:])
         return pairs.swapaxes(1, 2).reshape(value.shape)
 
 
-def _read(path: Path) -> Any:
-    try:
-        from gguf import GGUFReader
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "reading a .gguf file needs the package gguf: pip install 'jaxlab[models]'"
-        ) from error
-    with path.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise ValueError(f"{path} is no GGUF file")
-    try:
-        return GGUFReader(str(path))
-    except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError, MemoryError) as error:
-        # Whatever its fields claim, the reader runs out of file.
-        raise ValueError(f"{path} is truncated or damaged, gguf says: {error}") from error
-
-
-def _config(metadata: Mapping[str, Any], stored: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _config(metadata: Mapping[str, Any], stored: Mapping[str, StoredTensor], path: Path) -> dict[str, Any]:
     architecture = metadata.get("general.architecture")
     if architecture not in _ARCHITECTURES:
         raise ValueError(f"{path}: unknown architecture {architecture!r}: known are {', '.join(_ARCHITECTURES)}")
@@ -150,7 +125,7 @@ def _config(metadata: Mapping[str, Any], stored: Mapping[str, Any], path: Path) 
         raise ValueError(f"{path}: a mixture of experts is not supported")
     config = {
         "model_type": architecture,
-        "vocab_size": int(stored["token_embd.weight"].shape[1]),
+        "vocab_size": stored["token_embd.weight"].shape[0],
         "hidden_size": need("embedding_length"),
         "intermediate_size": need("feed_forward_length"),
         "num_hidden_layers": need("block_count"),
@@ -176,13 +151,13 @@ def _config(metadata: Mapping[str, Any], stored: Mapping[str, Any], path: Path) 
     return config
 
 
-def _rope_parameters(get: Callable[..., Any], stored: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _rope_parameters(get: Callable[..., Any], stored: Mapping[str, StoredTensor], path: Path) -> dict[str, Any]:
     return {"rope_theta": _shortest(get("rope.freq_base", 10_000.0)), **_rope_scaling(get, stored, path)}
 
 
-def _rope_scaling(get: Callable[..., Any], stored: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _rope_scaling(get: Callable[..., Any], stored: Mapping[str, StoredTensor], path: Path) -> dict[str, Any]:
     if _ROPE_FREQUENCIES in stored:
-        return _llama3_scaling(np.asarray(stored[_ROPE_FREQUENCIES].data, np.float64), get, path)
+        return _llama3_scaling(stored[_ROPE_FREQUENCIES].dequantize(_ROPE_FREQUENCIES).astype(np.float64), get, path)
     kind = get("rope.scaling.type", "none")
     factor = get("rope.scaling.factor", get("rope.scale_linear"))
     if kind == "none" and factor in (None, 0.0, 1.0):

@@ -138,7 +138,7 @@ def save(
     if model.tokenizer is not None and hasattr(config, "vocab_size"):
         model.tokenizer.check_fits(config.vocab_size)
     leaves = [(path_of(keys), leaf) for keys, leaf in jax.tree.leaves_with_path(model.params)]
-    dtypes = {str(jdtype or leaf.dtype) for _, leaf in leaves}
+    dtypes = {str(jnp.dtype(dtype or leaf.dtype)) for _, leaf in leaves}
     kept = dtypes.pop() if len(dtypes) == 1 else config.param_dtype
     settings |= {"model_type": family.model_type, "dtype": kept, "torch_dtype": kept}
     ids = _special_ids(model)
