@@ -17,8 +17,9 @@ Example::
 
     config = BertConfig(vocab_size=100, hidden_size=32, intermediate_size=64, num_layers=2, num_heads=4)
     apply_fn, params = init(config, jax.random.key(0))
-    output = apply_fn(params, tokens, padding_mask=mask)                      # tokens and mask [b, t]
-    cosines = jnp.einsum("id,jd->ij", *2 * (sentence_embedding(output.last_hidden_state, mask),))
+    output = apply_fn(params, tokens, padding_mask=mask)                        # tokens and mask [b, t]
+    embeddings = sentence_embedding(output.last_hidden_state, mask)             # [b, 32]
+    cosines = embeddings @ embeddings.T
 """
 
 import dataclasses
@@ -106,7 +107,7 @@ def partition_specs(config: BertConfig, mesh: Mesh, *, axis: str = "model") -> d
       The tree of the parameters with a ``PartitionSpec`` in place of each.
 
     Raises:
-      ValueError: if the mesh has no such axis.
+      ValueError: if the mesh has no such axis, or not all are ``AxisType.Auto``.
     """
     heads, features = config.num_heads, config.intermediate_size
     return split_over(

@@ -92,7 +92,7 @@ def partition_specs(config: CLIPVisionConfig, mesh: Mesh, *, axis: str = "model"
       The tree of the parameters with a ``PartitionSpec`` in place of each.
 
     Raises:
-      ValueError: if the mesh has no such axis.
+      ValueError: if the mesh has no such axis, or not all are ``AxisType.Auto``.
     """
     heads, features = config.num_heads, config.intermediate_size
     return split_over(

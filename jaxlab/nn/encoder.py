@@ -20,14 +20,14 @@ Precision: products in ``dtype``; softmax, norms and class logits in float32.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx, struct
+from flax import nnx
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float
 
 from jaxlab.nn.linear import Linear
@@ -125,8 +125,7 @@ class EncoderConfig:
         return nnx.Param(jax.nn.initializers.normal(self.initializer_range, self.param_dtype)(rngs.params(), shape))
 
 
-@struct.dataclass
-class EncoderOutput:
+class EncoderOutput(NamedTuple):
     """What an encoder gives. Names and meaning are those of `transformers`.
 
     Attributes:
@@ -252,10 +251,15 @@ def split_over(
       A `PartitionSpec` for each parameter, in the same tree.
 
     Raises:
-      ValueError: if the mesh has no such axis.
+      ValueError: if the mesh has no such axis, or not all are of the type by which XLA divides the work.
     """
     if axis not in mesh.shape:
         raise ValueError(f"the mesh has no axis {axis!r}; its axes are {', '.join(map(str, mesh.shape))}")
+    if any(kind != AxisType.Auto for kind in mesh.axis_types):
+        raise ValueError(
+            "the axes of the mesh must be AxisType.Auto, as jax.sharding.Mesh makes them and jax.make_mesh with "
+            f"axis_types; got {', '.join(kind.name for kind in mesh.axis_types)}"
+        )
     size = mesh.shape[axis]
 
     def spec(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> PartitionSpec:

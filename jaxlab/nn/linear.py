@@ -31,10 +31,11 @@ class LowRankSum:
       scale: s, ``[...]``.
     """
 
+    # Not annotated as arrays: like any tree it may hold shapes, shardings or gradients.
     weight: Any
-    down: Float[Array, "*layers rank in"]
-    up: Float[Array, "*layers out rank"]
-    scale: Float[Array | np.ndarray, "*layers"]
+    down: Any
+    up: Any
+    scale: Any
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -83,7 +83,7 @@ def load_adapters(directory: str | Path, params: Mapping[str, Any], *, dtype: st
                         f"but adapter_config.json says {wanted_rank}"
                     )
             ranks.append(rank)
-            alphas.append(float(alpha))
+            alphas.append(alpha)
         most = max(ranks)
         stored = next(iter(pairs[path].values()))["lora_A"]
         kept = jnp.dtype(dtype or tensors.specs[stored].dtype)
@@ -265,7 +265,7 @@ def _rank_and_alpha(settings: Mapping[str, Any], module: str) -> tuple[int, floa
         return default
 
     rank = pick(settings.get("rank_pattern"), settings.get("r", 8))
-    return rank, pick(settings.get("alpha_pattern"), settings.get("lora_alpha", 8))
+    return int(rank), float(pick(settings.get("alpha_pattern"), settings.get("lora_alpha", 8)))
 
 
 def _most_common(values: Any) -> Any:

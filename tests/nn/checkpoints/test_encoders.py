@@ -1,5 +1,6 @@
 """Settings of encoders, and folders that `transformers` wrote and reads: the same outputs on both sides."""
 
+import dataclasses
 import importlib
 import json
 
@@ -166,7 +167,11 @@ def read(model_type, **changes):
 @pytest.mark.parametrize(
     ("model_type", "changes", "message"),
     [
-        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key' is not supported"),
+        (
+            "bert",
+            {"position_embedding_type": "relative_key"},
+            "position_embedding_type='relative_key' is not supported",
+        ),
         ("bert", {"is_decoder": True}, "is_decoder=True is not supported, only False"),
         ("bert", {"hidden_act": "mish"}, "hidden_act must be one of gelu, .*; got 'mish'"),
         ("bert", {"num_hidden_layers": "absent"}, "config.json lacks 'num_hidden_layers'"),
@@ -194,15 +199,26 @@ def test_settings_with_defaults_and_lists():
     assert read("dinov2").num_register_tokens is None
 
 
+@pytest.mark.parametrize("model_type", ["bert", "vit"])
+def test_a_network_without_pooler_and_classes_comes_back(model_type):
+    config = dataclasses.replace(read(model_type), pooler=False)
+    written = find_family({"model_type": model_type}).write_config(config)
+    assert find_family({"model_type": model_type}).read_config({"model_type": model_type, **written}) == config
+
+
 @pytest.mark.parametrize(
     ("read_as", "changes", "write_as", "message"),
     [
         ("dinov2_with_registers", {}, "dinov2", "'dinov2' has no register tokens"),
         ("dinov2", {}, "dinov2_with_registers", "'dinov2_with_registers' needs register tokens"),
+        ("dinov2_with_registers", {"mask_token": False}, "dinov2_with_registers", "has a mask token, always"),
+        ("dinov2", {"intermediate_size": 24}, "dinov2", "multiple of hidden_size; got 24 and 16"),
+        ("distilbert", {"norm_eps": 1e-5}, "distilbert", "has norm_eps 1e-12, always; got 1e-05"),
+        ("vit", {"num_labels": 3}, "vit", "has no pooler beside classes; got num_labels=3"),
     ],
 )
 def test_families_refuse_what_they_cannot_express(read_as, changes, write_as, message):
-    config = read(read_as, **changes)
+    config = dataclasses.replace(read(read_as), **changes)
     with pytest.raises(ValueError, match=message):
         find_family({"model_type": write_as}).write_config(config)
 

@@ -126,7 +126,13 @@ def test_settings_of_version_4():
 def test_version_4_finds_its_settings(tmp_path):
     scaling = RopeScaling("llama3", 8.0, original_max_position_embeddings=16)
     config = DecoderConfig(
-        vocab_size=8, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=2, rope_theta=7.0, rope_scaling=scaling
+        vocab_size=8,
+        hidden_size=8,
+        intermediate_size=8,
+        num_layers=1,
+        num_heads=2,
+        rope_theta=7.0,
+        rope_scaling=scaling,
     )
     params = decoder.init(config, jax.random.key(0))[1]
     save(tmp_path, Model(config=config, params=params, family=find_decoder_family(config)))
