@@ -126,22 +126,28 @@ class Tokenizer:
             tokens[i, columns], mask[i, columns] = row, True
         return tokens, mask
 
-    def stream(self, tokens: Iterable[int], *, special: bool = False) -> Iterator[str]:
+    def stream(self, tokens: Iterable[int], *, before: Sequence[int] = (), special: bool = False) -> Iterator[str]:
         """Text of tokens as they come.
 
         The pieces joined are the text of all tokens. A character that is spread over several tokens comes with the last
         of them; one that is never completed comes as U+FFFD at the end.
+
+        Args:
+          tokens: ids, read one at a time.
+          before: tokens that the text continues, such as a prompt. Many tokenizers drop the blank in front of the
+            first word, which a continuation needs.
+          special: as in `decode`.
         """
         # A piece is decoded together with the one before it, for the blank between two words belongs to neither alone.
-        held: list[int] = []
-        before = 0
+        held = list(before)[-8:]
+        known = len(held)
         for token in tokens:
             held.append(int(token))
-            piece, text = self._last_piece(held, before, special)
+            piece, text = self._last_piece(held, known, special)
             if piece and not text.endswith("\N{REPLACEMENT CHARACTER}"):  # what an unfinished character decodes to
                 yield piece
-                held, before = held[before:], len(held) - before
-        piece, _ = self._last_piece(held, before, special)
+                held, known = held[known:], len(held) - known
+        piece, _ = self._last_piece(held, known, special)
         if piece:
             yield piece
 
@@ -197,8 +203,8 @@ class Tokenizer:
         token = _content(self.settings.get(name))
         return None if token is None else self.backend.token_to_id(token)
 
-    def _last_piece(self, held: Sequence[int], before: int, special: bool) -> tuple[str, str]:
-        shown, text = self.decode(held[:before], special=special), self.decode(held, special=special)
+    def _last_piece(self, held: Sequence[int], known: int, special: bool) -> tuple[str, str]:
+        shown, text = self.decode(held[:known], special=special), self.decode(held, special=special)
         return text[len(shown) :], text
 
 

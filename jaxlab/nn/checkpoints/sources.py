@@ -57,7 +57,7 @@ def locate(model: str | Path, *, download: bool = False) -> Path:
         return _hub(model, download)
     if isinstance(model, Path) or len(path.parts) > 1 or path.suffix in _FILES:
         raise FileNotFoundError(f"no such model file or folder: {model}")
-    nearest = difflib.get_close_matches(str(model), list(BUILT_IN), n=1)
+    nearest = difflib.get_close_matches(str(model), list(BUILT_IN), n=1, cutoff=0.4)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
     raise ValueError(
         f"unknown model {str(model)!r}: {hint}known are {', '.join(BUILT_IN)}, a folder, a .gguf file, "

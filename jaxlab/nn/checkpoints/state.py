@@ -16,6 +16,8 @@ import jax
 import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
+from jaxlab.nn.checkpoints.reading import path_of
+
 __all__ = ["restore_state", "save_state"]
 
 
@@ -61,7 +63,24 @@ def restore_state(directory: str | Path, like: PyTree) -> PyTree:
     wanted = jax.tree.map(target, like)
     try:
         with ocp.StandardCheckpointer() as checkpointer:
+            # Told before orbax reads: the reads it has in flight when one fails print their own tracebacks.
+            _check_fits(_shapes(checkpointer.metadata(directory).item_metadata.tree), _shapes(wanted))
             return checkpointer.restore(directory, wanted)
     except Exception as error:  # orbax and tensorstore raise whatever broke first
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"{directory} cannot be restored as this state: {reason}") from error
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree.leaves_with_path(tree)
+    return {path_of(keys): tuple(leaf.shape) for keys, leaf in leaves if hasattr(leaf, "shape")}
+
+
+def _check_fits(stored: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> None:
+    for path in sorted(stored.keys() | wanted.keys()):
+        if path not in stored:
+            raise ValueError(f"it has no {path}")
+        if path not in wanted:
+            raise ValueError(f"it has {path}, which is not asked for")
+        if stored[path] != wanted[path]:
+            raise ValueError(f"its {path} has shape {stored[path]}, not {wanted[path]}")
