@@ -102,7 +102,7 @@ def _write_vit(config: ViTConfig) -> dict[str, Any]:
         **_write_shared(config, base="ViTModel", head="ImageClassification"),
         **_write_images(config),
         "qkv_bias": config.qkv_bias,
-        "pooler_output_size": config.pooler_output_size or config.hidden_size,
+        "pooler_output_size": config.pooler_output_size,
         "pooler_act": config.pooler_act,
     }
     return written if config.pooler or config.num_labels else {**written, "add_pooling_layer": False}
