@@ -10,7 +10,7 @@ Example::
     mixed, _ = attention(x, rotation, mask=visible.full)                     # x [b, t, hidden]
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -64,7 +64,7 @@ def attention_masks(
     full = jnp.broadcast_to(real[:, None, :], (real.shape[0], queries.shape[0], real.shape[1]))
     if config.causal:
         full = full & (slots[None, None, :] <= queries[None, :, None])
-    if not any(config.windowed_layers):
+    if config.sliding_window is None or not any(config.windowed_layers):
         return AttentionMasks(full, None)
     order = jnp.cumsum(real, axis=1)
     distance = order[:, queries][:, :, None] - order[:, None, :]
@@ -172,7 +172,7 @@ class Attention(nnx.Module):
             mask=None if mask is None else mask[:, None],
             is_causal=config.causal and mask is None,
             local_window_size=None if window is None else (window - 1, 0),
-            implementation=config.attention_implementation,
+            implementation=cast(Literal["xla", "cudnn"], config.attention_implementation),
         )
 
 

@@ -309,7 +309,7 @@ def _prepare(
         real=jnp.pad(real, padding),
         key=key,
         options=_Options(
-            temperature=array(temperature, jnp.float32),
+            temperature=jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), (batch,)),
             top_k=array(top_k, jnp.int32),
             top_p=array(top_p, jnp.float32),
             min_p=array(min_p, jnp.float32),
