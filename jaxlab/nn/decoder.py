@@ -51,6 +51,7 @@ from jaxlab.nn.decoder_config import DecoderConfig
 from jaxlab.nn.kv_cache import KVCache
 from jaxlab.nn.linear import Embedding, Linear
 from jaxlab.nn.norm import RMSNorm
+from jaxlab.nn.pure import check_parameters, parameter_shapes
 from jaxlab.nn.rotary import Rotation, rotary_rotation
 
 __all__ = [
@@ -381,7 +382,7 @@ class _Structure(NamedTuple):
 
 def _structure(config: DecoderConfig, *, unstacked: bool = False) -> _Structure:
     graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0), unstacked=unstacked)))
-    return _Structure(graph, _shapes(nnx.to_pure_dict(state)))
+    return _Structure(graph, parameter_shapes(nnx.to_pure_dict(state)))
 
 
 def _is_unstacked(params: Mapping[str, Any]) -> bool:
@@ -390,16 +391,7 @@ def _is_unstacked(params: Mapping[str, Any]) -> bool:
 
 
 def _merge(structure: _Structure, params: Mapping[str, Any]) -> Decoder:
-    given, expected = _shapes(params), structure.shapes
-    for path in sorted(expected.keys() | given.keys()):
-        if path not in given:
-            raise ValueError(f"params do not fit the config: {path} is missing")
-        if path not in expected:
-            raise ValueError(f"params do not fit the config: {path} is not a parameter of it")
-        if given[path] != expected[path]:
-            raise ValueError(
-                f"params do not fit the config: {path} must have shape {expected[path]}; got {given[path]}"
-            )
+    check_parameters(params, structure.shapes)
     if _is_unstacked(params):
         params = {**params, "model": {**params["model"], "layers": dict(enumerate(params["model"]["layers"]))}}
     return nnx.merge(structure.graph, params)
@@ -415,11 +407,6 @@ def _apply(
     if _is_unstacked(params):
         structure = _structure(config, unstacked=True)
     return _merge(structure, params)(tokens, **options)
-
-
-def _shapes(params: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    leaves = jax.tree.leaves_with_path(params)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): jnp.shape(leaf) for path, leaf in leaves}
 
 
 def _count(real: Bool[Array, "b t"]) -> Int[Array, "b t"]:
