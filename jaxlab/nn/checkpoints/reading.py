@@ -156,8 +156,8 @@ def _stacked(read: Sequence[Callable[[], np.ndarray]], leaf: jax.ShapeDtypeStruc
     def read_slice(index: Any) -> np.ndarray:
         blocks, *rest = (range(*part.indices(size)) for part, size in zip(index, leaf.shape, strict=True))
         buffer = _aligned((len(blocks), *map(len, rest)), np.dtype(leaf.dtype))
-        for row, block in zip(buffer, blocks, strict=True):
-            row[...] = read[block]()[index[1:]]
+        for row, block in enumerate(blocks):
+            buffer[row] = read[block]()[index[1:]]
         return buffer
 
     return read_slice
