@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 import tracemalloc
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +17,7 @@ from jaxlab.nn import DecoderConfig, decoder, partition_specs
 from jaxlab.nn.checkpoints import Model, TensorWriter, find_decoder_family, load, open_tensors, save
 from jaxlab.nn.checkpoints.reading import _aligned, parameter_shapes
 
+ROOT = Path(__file__).resolve().parents[3]
 SMALL = DecoderConfig(
     vocab_size=32, hidden_size=16, intermediate_size=32, num_layers=3, num_heads=4, num_kv_heads=2, qkv_bias=True
 )
@@ -60,6 +64,17 @@ def test_round_trip(small, folder):
     assert loaded.apply_fn is loaded.apply_fn
     tokens = np.arange(8)[None]
     np.testing.assert_array_equal(loaded.apply_fn(loaded.params, tokens), small.apply_fn(small.params, tokens))
+
+
+def test_all_tokens_that_end_a_text_are_kept(folder, tmp_path):
+    edit(folder, eos_token_id=5)
+    assert load(folder).stop_ids == (5,)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 5]}))
+    model = load(folder)
+    assert model.stop_ids == (7, 5)
+    save(tmp_path / "again", model)
+    assert json.loads((tmp_path / "again" / "generation_config.json").read_text()) == {"eos_token_id": [7, 5]}
+    assert load(tmp_path / "again").stop_ids == (7, 5)
 
 
 def test_blocks_are_tensors_of_their_own(small, folder):
@@ -266,6 +281,22 @@ def test_a_download_that_fails_says_what_works_offline(monkeypatch):
     with pytest.raises(OSError, match=r"cannot get owner/name from the Hugging Face hub: OSError: no route\. Without"):
         load("owner/name", download=True)
     assert asked == [("owner/name", False, False)]
+
+
+def test_weights_load_without_the_extra(folder):
+    (folder / "tokenizer.json").write_text("{}")
+    script = f"""
+import sys
+for name in ("tokenizers", "jinja2", "gguf", "safetensors", "huggingface_hub"):
+    sys.modules[name] = None
+from jaxlab.nn.checkpoints import load
+assert load({str(folder)!r}, tokenizer=False).params
+load({str(folder)!r})
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert ended.stderr.splitlines()[-1] == (
+        "ModuleNotFoundError: this needs the package tokenizers: pip install 'jaxlab[models]'"
+    )
 
 
 def test_a_file_of_tensors_is_no_model(folder, small, tmp_path):
