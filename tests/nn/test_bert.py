@@ -16,8 +16,8 @@ SMALL = BertConfig(
 
 @pytest.fixture(scope="module")
 def small():
-    apply_fn, params = bert.init(dataclasses.replace(SMALL, initializer_range=0.5), jax.random.key(0))
-    return jax.jit(apply_fn), params
+    config = dataclasses.replace(SMALL, initializer_range=0.5)
+    return jax.jit(bert.make_apply(config)), jax.jit(lambda key: bert.init(config, key)[1])(jax.random.key(0))
 
 
 TOKENS = jnp.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])

@@ -18,8 +18,9 @@ TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 11, (2, 6)))
 
 @pytest.fixture(scope="module")
 def network():
-    apply_fn, params = decoder.init(SMALL, jax.random.key(0))
-    return jax.jit(apply_fn), params
+    # One program instead of one for every draw.
+    params = jax.jit(lambda key: decoder.init(SMALL, key)[1])(jax.random.key(0))
+    return jax.jit(decoder.make_apply(SMALL)), params
 
 
 def random_adapters(params, **options):

@@ -105,8 +105,8 @@ class TestBadInput:
 
 def test_hidden_patches_are_not_seen():
     config = dinov2.Dinov2Config(**SMALL, num_register_tokens=1, initializer_range=0.5)
-    apply_fn, params = dinov2.init(config, jax.random.key(0))
-    apply_fn = jax.jit(apply_fn)
+    params = jax.jit(lambda key: dinov2.init(config, key)[1])(jax.random.key(0))
+    apply_fn = jax.jit(dinov2.make_apply(config))
     images = jax.random.normal(jax.random.key(1), (1, 8, 12, 3))
     hidden = jnp.zeros((1, 6), bool).at[0, 1].set(True)
     masked = apply_fn(params, images, patch_mask=hidden).last_hidden_state
