@@ -10,16 +10,20 @@ import pytest
 from jaxlab.nn import DecoderConfig, bert, decoder, lora, next_token_loss, unstack_layers, vit
 from jaxlab.nn.linear import LowRankSum
 
-SMALL = DecoderConfig(
-    vocab_size=11, hidden_size=8, intermediate_size=12, num_layers=3, num_heads=2, initializer_range=0.5
-)
+SMALL = DecoderConfig(vocab_size=11, hidden_size=8, intermediate_size=12, num_layers=3, num_heads=2)
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 11, (2, 6)))
+
+
+def drawn_params(module, config):
+    """Parameters of order one, drawn by NumPy: nothing to compile."""
+    shapes = jax.eval_shape(lambda: module.init(config, jax.random.key(0))[1])
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0.0, 0.5, leaf.shape), jnp.float32), shapes)
 
 
 @pytest.fixture(scope="module")
 def network():
-    apply_fn, params = decoder.init(SMALL, jax.random.key(0))
-    return jax.jit(apply_fn), params
+    return jax.jit(decoder.make_apply(SMALL)), drawn_params(decoder, SMALL)
 
 
 def random_adapters(params, **options):

@@ -104,9 +104,11 @@ class TestBadInput:
 
 
 def test_hidden_patches_are_not_seen():
-    config = dinov2.Dinov2Config(**SMALL, num_register_tokens=1, initializer_range=0.5)
-    apply_fn, params = dinov2.init(config, jax.random.key(0))
-    apply_fn = jax.jit(apply_fn)
+    config = dinov2.Dinov2Config(**SMALL, num_register_tokens=1)
+    shapes = jax.eval_shape(lambda: dinov2.init(config, jax.random.key(0))[1])
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0.0, 0.5, leaf.shape), jnp.float32), shapes)
+    apply_fn = jax.jit(dinov2.make_apply(config))
     images = jax.random.normal(jax.random.key(1), (1, 8, 12, 3))
     hidden = jnp.zeros((1, 6), bool).at[0, 1].set(True)
     masked = apply_fn(params, images, patch_mask=hidden).last_hidden_state

@@ -126,8 +126,11 @@ def test_a_prefix_that_our_paths_lack(peers, tmp_path):
 def written(tmp_path):
     """Shapes of a network, adapters of order one, and their folder."""
     params = jax.eval_shape(lambda: decoder.init(SMALL, jax.random.key(0))[1])
-    adapters = lora.init(params, jax.random.key(0), target=("q_proj", "lm_head"), rank=2, alpha=3.0)
-    adapters = jax.tree.map(lambda leaf: jax.random.normal(jax.random.key(leaf.size), leaf.shape), adapters)
+    adapters = jax.eval_shape(
+        lambda key: lora.init(params, key, target=("q_proj", "lm_head"), rank=2, alpha=3.0), jax.random.key(0)
+    )
+    rng = np.random.default_rng(0)
+    adapters = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32), adapters)
     save_adapters(adapters, tmp_path)
     return params, adapters, tmp_path
 
