@@ -64,9 +64,7 @@ MODELS = {
         mscale_all_dim=0.5,
         truncate=False,
     ),
-    "llama3": rope(
-        "llama3", factor=4.0, original_max_position_embeddings=8, low_freq_factor=0.1, high_freq_factor=0.9
-    ),
+    "llama3": rope("llama3", factor=4.0, original_max_position_embeddings=8, low_freq_factor=0.1, high_freq_factor=0.9),
 }
 ROPE = ("linear", "dynamic", "yarn", "yarn_scales", "llama3")
 
