@@ -56,7 +56,8 @@ def partition_specs(config: DecoderConfig, mesh: Mesh, *, axis: str = "model") -
     if axis not in mesh.shape:
         raise ValueError(f"the mesh has no axis {axis!r}; its axes are {', '.join(map(str, mesh.shape))}")
     if any(kind != AxisType.Auto for kind in mesh.axis_types):
-        raise ValueError(f"the axes of the mesh must be of type Auto; got {', '.join(map(str, mesh.axis_types))}")
+        kinds = ", ".join(kind.name for kind in mesh.axis_types)
+        raise ValueError(f"the axes of the mesh must be of type Auto; got {kinds}")
     size = mesh.shape[axis]
     # What is split, and into how many indivisible parts, along which axis of the weight counted from its end.
     rows = {
