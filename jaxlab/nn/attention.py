@@ -10,7 +10,7 @@ Example::
     mixed, _ = attention(x, rotation, mask=visible.full)                     # x [b, t, hidden]
 """
 
-from typing import Literal, NamedTuple, cast
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -133,8 +133,8 @@ class Attention(nnx.Module):
         Args:
           x: normed hidden states.
           rotation: of the tokens' positions.
-          mask: which keys each query sees; None means causality and the window of the config alone, which
-            implementations of attention know how to skip.
+          mask: which keys each query sees; None means causality and the window of the config alone, left to flash
+            attention.
           cache: keys and values of earlier tokens.
           slot: where in the cache the first of these tokens goes.
           fresh: the tokens see each other alone, s = t, and what the cache held does not count. Otherwise s is the
@@ -148,42 +148,46 @@ class Attention(nnx.Module):
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         query, key = apply_rotary(query, rotation), apply_rotary(key, rotation)
+        new = LayerCache(jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2))
         if cache is not None:
             cache = LayerCache(
                 *(
-                    lax.dynamic_update_slice_in_dim(old, jnp.swapaxes(new, 1, 2).astype(old.dtype), slot, axis=2)
-                    for old, new in zip(cache, (key, value), strict=True)
+                    lax.dynamic_update_slice_in_dim(old, part.astype(old.dtype), slot, axis=2)
+                    for old, part in zip(cache, new, strict=True)
                 )
             )
-        if cache is None or fresh:
-            mixed = self._attend(query, key, value, mask)
+        if mask is None:
+            mixed = self._flash(query, key, value)
         else:
-            assert mask is not None, "a cache has slots that are not filled yet"
-            mixed = _attend_to_cache(query, cache, mask)
+            mixed = _attend(query, new if cache is None or fresh else cache, mask)
         return self.o_proj(jnp.reshape(mixed, (*x.shape[:2], -1))), cache
 
-    def _attend(self, query: Array, key: Array, value: Array, mask: Array | None) -> Array:
+    def _flash(self, query: Array, key: Array, value: Array) -> Array:
         config = self.config
-        window = config.sliding_window if mask is None and all(config.windowed_layers) else None
+        window = config.sliding_window if all(config.windowed_layers) else None
         return jax.nn.dot_product_attention(
             query,
             key,
             value,
-            mask=None if mask is None else mask[:, None],
-            is_causal=config.causal and mask is None,
+            is_causal=config.causal,
             local_window_size=None if window is None else (window - 1, 0),
-            implementation=cast(Literal["xla", "cudnn"], config.attention_implementation),
+            implementation="cudnn",
         )
 
 
-def _attend_to_cache(
-    query: Float[Array, "b t heads head_dim"], cache: LayerCache, mask: Bool[Array, "b t s"]
+def _attend(
+    query: Float[Array, "b t heads head_dim"], layer: LayerCache, mask: Bool[Array, "#b t s"]
 ) -> Float[Array, "b t heads head_dim"]:
+    """Softmax attention; the queries that share a key head are rows of one product."""
     batch, tokens, heads, size = query.shape
-    grouped = jnp.reshape(query, (batch, tokens, cache.keys.shape[1], -1, size)).astype(cache.keys.dtype)
-    scores = jnp.einsum("btkgd,bksd->bkgts", grouped, cache.keys, preferred_element_type=jnp.float32) / size**0.5
+    kv_heads, slots = layer.keys.shape[1:3]
+    grouped = jnp.transpose(jnp.reshape(query, (batch, tokens, kv_heads, -1, size)), (0, 2, 3, 1, 4))
+    rows = jnp.reshape(grouped, (batch, kv_heads, -1, size)).astype(layer.keys.dtype)
+    scores = jnp.einsum("bkrd,bksd->bkrs", rows, layer.keys, preferred_element_type=jnp.float32)
+    scores = jnp.reshape(scores / size**0.5, (batch, kv_heads, -1, tokens, slots))
     # The lowest finite number: a query that sees nothing (padding) then gets a mean, where -inf would give NaN.
-    scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(scores, axis=-1).astype(cache.values.dtype)
-    mixed = jnp.einsum("bkgts,bksd->btkgd", weights, cache.values)
+    weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min), axis=-1)
+    rows = jnp.reshape(weights, (batch, kv_heads, -1, slots)).astype(layer.values.dtype)
+    mixed = jnp.einsum("bkrs,bksd->bkrd", rows, layer.values)
+    mixed = jnp.transpose(jnp.reshape(mixed, grouped.shape), (0, 3, 1, 2, 4))
     return jnp.reshape(mixed, (batch, tokens, heads, size)).astype(query.dtype)

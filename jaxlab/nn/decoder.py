@@ -127,7 +127,11 @@ def apply_cached(
     filled = 0 if isinstance(cache.filled, jax.core.Tracer) else int(cache.filled)
     if filled + tokens.shape[1] > slots:
         raise ValueError(f"{filled} + {tokens.shape[1]} tokens do not fit into a cache of {slots} slots")
-    network = _merge(_structure(config, unstacked=_is_unstacked(params)), params)
+    unstacked = _is_unstacked(params)
+    if unstacked == isinstance(cache.layers, LayerCache):
+        names = ("stacked", "unstacked")
+        raise ValueError(f"params are {names[unstacked]} and the cache is {names[not unstacked]}")
+    network = _merge(_structure(config, unstacked=unstacked), params)
     return network.extend(tokens, cache, padding_mask=padding_mask, block_mask=block_mask, fresh=fresh, last=last)
 
 
@@ -206,10 +210,7 @@ class Decoder(nnx.Module):
         real = None if padding_mask is None else jnp.asarray(padding_mask)
         if positions is None:
             positions = jnp.arange(tokens.shape[1])[None] if real is None else _count(real)
-        mixed_windows = len(set(self.config.windowed_layers)) > 1
-        masks = None
-        if real is not None or mixed_windows:
-            masks = attention_masks(self.config, real=jnp.ones((1, tokens.shape[1]), bool) if real is None else real)
+        masks = self._masks(tokens.shape[1], real)
         wanted = _hidden_indices(hidden_states, self.config.num_layers)
         hidden, kept = self.model(tokens, positions, masks, block_mask, wanted)
         logits = self.logits(hidden)
@@ -223,8 +224,7 @@ class Decoder(nnx.Module):
         before = jnp.sum(cache.real, axis=1, keepdims=True)
         cached = lax.dynamic_update_slice_in_dim(cache.real, real, cache.filled, axis=1)
         if fresh:
-            plain = padding_mask is None and len(set(self.config.windowed_layers)) == 1
-            masks = None if plain else attention_masks(self.config, real=real)
+            masks = self._masks(tokens.shape[1], None if padding_mask is None else real)
         else:
             slots = cache.filled + jnp.arange(tokens.shape[1])
             masks = attention_masks(self.config, real=cached, queries=slots)
@@ -239,6 +239,13 @@ class Decoder(nnx.Module):
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
         weight = head.weight[...].astype(self.config.dtype)
         return jnp.einsum("...d,vd->...v", hidden, weight, preferred_element_type=jnp.float32)
+
+    def _masks(self, length: int, real: Array | None) -> AttentionMasks | None:
+        """Of a whole sequence; None where flash attention knows them by itself."""
+        config = self.config
+        if real is None and config.attention_implementation == "cudnn" and len(set(config.windowed_layers)) == 1:
+            return None
+        return attention_masks(config, real=jnp.ones((1, length), bool) if real is None else real)
 
     def _check_block_mask(self, block_mask: Any) -> None:
         if block_mask is not None and block_mask.shape != (self.config.num_layers,):

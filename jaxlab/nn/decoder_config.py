@@ -50,8 +50,9 @@ class DecoderConfig:
       dtype: in which matrix products are computed: "float32", "bfloat16" or "float16".
       param_dtype: in which parameters are kept; the same choices.
       remat: recompute a block's activations in the backward pass instead of keeping them.
-      attention_implementation: of `jax.nn.dot_product_attention`: "xla", or "cudnn" for flash attention on NVIDIA
-        GPUs, in bfloat16 or float16.
+      attention_implementation: "xla", or "cudnn" for the flash attention of `jax.nn.dot_product_attention` on NVIDIA
+        GPUs, in bfloat16 or float16, wherever there is neither padding nor a filled cache to look at, and either all
+        blocks have the window or none.
 
     Raises:
       ValueError: for a size below one, sizes that do not divide, an unknown layer type or dtype, naming the value.

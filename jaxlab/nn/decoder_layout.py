@@ -3,6 +3,7 @@
 Example::
 
     params = unstack_layers(params)                                              # for generation on a CPU
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto, AxisType.Auto))
     specs = partition_specs(config, mesh)                                        # for tensor parallelism
     params = jax.device_put(params, jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs))
 """
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from jaxlab.nn.decoder import init
 from jaxlab.nn.decoder_config import DecoderConfig
@@ -43,17 +44,20 @@ def partition_specs(config: DecoderConfig, mesh: Mesh, *, axis: str = "model") -
 
     Args:
       config: of the decoder.
-      mesh: the devices.
+      mesh: the devices; its axes of type ``jax.sharding.AxisType.Auto``, so that the compiler places what lies between.
       axis: name of the mesh axis.
 
     Returns:
       The tree of the parameters with a ``PartitionSpec`` in place of each.
 
     Raises:
-      ValueError: if the mesh has no such axis.
+      ValueError: if the mesh has no such axis, or axes of another type.
     """
     if axis not in mesh.shape:
         raise ValueError(f"the mesh has no axis {axis!r}; its axes are {', '.join(map(str, mesh.shape))}")
+    if any(kind != AxisType.Auto for kind in mesh.axis_types):
+        kinds = ", ".join(kind.name for kind in mesh.axis_types)
+        raise ValueError(f"the axes of the mesh must be of type Auto; got {kinds}")
     size = mesh.shape[axis]
     # What is split, and into how many indivisible parts, along which axis of the weight counted from its end.
     rows = {

@@ -35,9 +35,10 @@ from jaxlab.nn.sampling import sample, token_log_probs
 
 __all__ = ["Generation", "generate", "generate_stream"]
 
-Real = Float[Array | np.ndarray, " b"] | Float[Array | np.ndarray, ""] | float | int
-Whole = Int[Array | np.ndarray, " b"] | Int[Array | np.ndarray, ""] | int
-StopTokens = Collection[int] | Int[Array | np.ndarray, "b k"]
+# Lengths are checked where the message can name the option, not by these types.
+Real = Float[Array | np.ndarray, " _"] | Float[Array | np.ndarray, ""] | float | int
+Whole = Int[Array | np.ndarray, " _"] | Int[Array | np.ndarray, ""] | int
+StopTokens = Collection[int] | Int[Array | np.ndarray, "_ k"]
 
 
 class Generation(NamedTuple):
@@ -86,7 +87,7 @@ def generate(
     *,
     key: Key[Array, ""],
     max_new_tokens: int,
-    padding_mask: Bool[Array | np.ndarray, "b t"] | None = None,
+    padding_mask: Bool[Array | np.ndarray, "_ _"] | None = None,
     temperature: Real = 0.0,
     top_k: Whole | None = None,
     top_p: Real | None = None,
@@ -272,7 +273,7 @@ def _prepare(
     *,
     key: Key[Array, ""],
     max_new_tokens: int,
-    padding_mask: Bool[Array | np.ndarray, "b t"] | None = None,
+    padding_mask: Bool[Array | np.ndarray, "_ _"] | None = None,
     temperature: Real = 0.0,
     top_k: Whole | None = None,
     top_p: Real | None = None,
