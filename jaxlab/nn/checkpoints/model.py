@@ -81,7 +81,7 @@ def load(
 
     Example::
 
-        mesh = jax.make_mesh((8,), ("model",))
+        mesh = jax.make_mesh((8,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
         where = lambda config: jax.tree.map(lambda spec: NamedSharding(mesh, spec), partition_specs(config, mesh))
         model = load("Qwen/Qwen3-8B", dtype="bfloat16", sharding=where, download=True)
     """

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxlab.nn import DecoderConfig, decoder, partition_specs
 from jaxlab.nn.checkpoints import Model, TensorWriter, find_decoder_family, load, open_tensors, save
@@ -94,7 +94,7 @@ def test_dtype_of_loading_and_saving(small, folder, tmp_path):
 
 
 def test_parameters_go_straight_to_their_devices(small, folder):
-    mesh = jax.make_mesh((8,), ("model",))
+    mesh = jax.make_mesh((8,), ("model",), axis_types=(AxisType.Auto,))
 
     def where(config):
         return jax.tree.map(lambda spec: NamedSharding(mesh, spec), partition_specs(config, mesh))

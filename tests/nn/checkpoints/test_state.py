@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxlab.nn import DecoderConfig, decoder, partition_specs
 from jaxlab.nn.checkpoints import restore_state, save_state
@@ -19,7 +19,7 @@ def make_state(key):
 
 def shardings(state, devices):
     """Tensor-parallel over so many devices; the moments lie where their parameters do."""
-    mesh = jax.make_mesh((devices,), ("model",), devices=jax.devices()[:devices])
+    mesh = jax.make_mesh((devices,), ("model",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
     specs = partition_specs(CONFIG, mesh)
     whole = PartitionSpec()
     adam = state["optimiser"][0]._replace(count=whole, mu=specs, nu=specs)
