@@ -5,7 +5,7 @@ Each block maps the hidden states h ``[b, t, hidden]`` to ::
     h ← h + m · Attention(RMSNorm(h))
     h ← h + m · W_down (silu(W_gate z) ⊙ W_up z),   z = RMSNorm(h)
 
-with grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245), rotary positions (`jaxlab.nn.rotary`), SwiGLU
+with grouped-query attention (`jaxlab.nn.attention`), rotary positions (`jaxlab.nn.rotary`), SwiGLU
 (Shazeer 2020, arXiv 2002.05202) and an optional mask m per block. The architecture is that of Touvron et al. 2023
 (arXiv 2302.13971). The logits are ``W_head RMSNorm(h)``, and ``W_head`` may be the embedding table.
 
@@ -18,7 +18,8 @@ The parameters are a nested dict whose paths are the names in a Hugging Face che
     model/norm/weight, lm_head/weight    (no lm_head with a tied embedding)
 
 The only change is that all blocks are stacked on a leading axis. They are run by ``lax.scan``, so that the time to
-compile does not grow with the depth.
+compile does not grow with the depth. `jaxlab.nn.decoder_layout` has the other layout, with which generation on CPUs is
+faster, and the split over devices.
 
 Precision: products in ``dtype``; softmax, norms, rotations, logits and loss in float32.
 
@@ -28,12 +29,14 @@ Example::
     apply_fn, params = init(config, jax.random.key(0))
     loss = next_token_loss(apply_fn(params, tokens), tokens)                      # tokens [b, t]
     logits = jax.vmap(apply_fn)(params_of_nodes, tokens_of_nodes)                 # one more axis in front
+    logits, hidden = apply_fn(params, tokens, padding_mask=real, hidden_states=(0, 1))
+    logits, cache = apply_cached(config, params, tokens, init_cache(config, batch=b, length=64), fresh=True)
+    logits, cache = apply_cached(config, params, jnp.argmax(logits[:, -1:], -1), cache)
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,98 +46,25 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from jaxlab.nn.attention import Attention, AttentionMasks, LayerCache, attention_masks, check_padding
+from jaxlab.nn.decoder_config import DecoderConfig
+from jaxlab.nn.kv_cache import KVCache
 from jaxlab.nn.linear import Embedding, Linear
 from jaxlab.nn.norm import RMSNorm
-from jaxlab.nn.rotary import apply_rotary, rotary_angles
+from jaxlab.nn.pure import check_parameters, parameter_shapes
+from jaxlab.nn.rotary import Rotation, rotary_rotation
 
-__all__ = ["Decoder", "DecoderConfig", "init", "make_apply", "next_token_loss"]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DecoderConfig:
-    """Sizes and switches of a `Decoder`. Defaults are those of Llama.
-
-    Attributes:
-      vocab_size: number of token ids.
-      hidden_size: width of the residual stream.
-      intermediate_size: width of the gated feed-forward layer.
-      num_layers: number of blocks.
-      num_heads: query heads of a block.
-      num_kv_heads: key and value heads, a divisor of ``num_heads``; None means as many as query heads.
-      head_dim: size of a head, even; None means ``hidden_size / num_heads``.
-      rope_theta: base of the rotary frequencies.
-      norm_eps: ε of the norms.
-      tie_embeddings: the head is the embedding table.
-      qkv_bias: biases on the query, key and value projections (Qwen2).
-      qk_norm: RMSNorm of every query and key head before the rotation (Qwen3).
-      sliding_window: a token sees this many tokens, itself included (Mistral); None means all of them.
-      causal: a token sees no later token.
-      initializer_range: standard deviation of fresh weights.
-      dtype: in which matrix products are computed: "float32", "bfloat16" or "float16".
-      param_dtype: in which parameters are kept; the same choices.
-      remat: recompute a block's activations in the backward pass instead of keeping them.
-
-    Raises:
-      ValueError: for a size below one, sizes that do not divide, or an unknown dtype, naming the value.
-    """
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
-    rope_theta: float = 10_000.0
-    norm_eps: float = 1e-6
-    tie_embeddings: bool = False
-    qkv_bias: bool = False
-    qk_norm: bool = False
-    sliding_window: int | None = None
-    causal: bool = True
-    initializer_range: float = 0.02
-    dtype: str = "float32"
-    param_dtype: str = "float32"
-    remat: bool = False
-
-    def __post_init__(self):
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads"):
-            _check_at_least_one(name, getattr(self, name))
-        _check_at_least_one("num_kv_heads", self.kv_heads)
-        if self.num_heads % self.kv_heads:
-            raise ValueError(f"num_kv_heads must divide num_heads; got {self.kv_heads} and {self.num_heads}")
-        if self.head_dim is None and self.hidden_size % self.num_heads:
-            raise ValueError(
-                "num_heads must divide hidden_size unless head_dim is given; "
-                f"got {self.num_heads} and {self.hidden_size}"
-            )
-        _check_at_least_one("head_dim", self.head_size)
-        if self.head_size % 2:
-            raise ValueError(f"head_dim must be even, for rotary positions turn pairs; got {self.head_size}")
-        if self.sliding_window is not None:
-            _check_at_least_one("sliding_window", self.sliding_window)
-            if not self.causal:
-                raise ValueError("sliding_window needs causal=True")
-        for name in ("rope_theta", "norm_eps", "initializer_range"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive; got {getattr(self, name)}")
-        for name in ("dtype", "param_dtype"):
-            if getattr(self, name) not in _DTYPES:
-                raise ValueError(f"{name} must be one of {', '.join(_DTYPES)}; got {getattr(self, name)!r}")
-
-    # The fields stay as given, so that `dataclasses.replace` of another size derives these anew.
-    @property
-    def kv_heads(self) -> int:
-        """Key and value heads of a block."""
-        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
-
-    @property
-    def head_size(self) -> int:
-        """Size of a head."""
-        return self.hidden_size // self.num_heads if self.head_dim is None else self.head_dim
+__all__ = [
+    "Decoder",
+    "DecoderConfig",
+    "apply_cached",
+    "init",
+    "make_apply",
+    "next_token_loss",
+]
 
 
-def init(config: DecoderConfig, key: Key[Array, ""]) -> tuple[Callable[..., Array], dict[str, Any]]:
+def init(config: DecoderConfig, key: Key[Array, ""]) -> tuple[Callable[..., Any], dict[str, Any]]:
     """Give the decoder as a pure function, and fresh parameters.
 
     Weights are drawn from N(0, ``initializer_range``²), norms start at one and biases at zero. Under ``jax.vmap``
@@ -147,16 +77,62 @@ def init(config: DecoderConfig, key: Key[Array, ""]) -> tuple[Callable[..., Arra
     return make_apply(config), params
 
 
-def make_apply(config: DecoderConfig) -> Callable[..., Array]:
+def make_apply(config: DecoderConfig) -> Callable[..., Any]:
     """Give the decoder as a pure function of its parameters.
 
     Returns:
-      ``apply_fn(params, tokens, *, positions=None, block_mask=None) -> logits``, with the arguments of `Decoder`.
+      ``apply_fn(params, tokens, *, positions=None, padding_mask=None, block_mask=None, hidden_states=None)``, which
+      gives logits, or (logits, hidden) where hidden states are asked for; the arguments are those of `Decoder`.
       It may be jitted, differentiated, vmapped over stacked parameters and used inside ``jax.shard_map``. It raises
       ValueError, naming the parameter, when ``params`` belong to another config.
     """
-    graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
-    return functools.partial(_apply, graph, _shapes(nnx.to_pure_dict(state)))
+    return functools.partial(_apply, config, _structure(config))
+
+
+def apply_cached(
+    config: DecoderConfig,
+    params: Mapping[str, Any],
+    tokens: Int[Array | np.ndarray, "b t"],
+    cache: KVCache,
+    *,
+    padding_mask: Bool[Array | np.ndarray, "b t"] | None = None,
+    block_mask: Float[Array | np.ndarray, " layers"] | None = None,
+    fresh: bool = False,
+    last: bool = False,
+) -> tuple[Float[Array, "b t v"] | Float[Array, "b v"], KVCache]:
+    """Logits of the tokens that follow those of the cache, and the cache with them in it. Pure.
+
+    Positions count the real tokens of each sequence, those of the cache included. A rope scaling that depends on the
+    length of the sequence (dynamic) leaves keys in the cache as they were turned when their token was the last.
+
+    Args:
+      config: of the decoder; a static argument under jit. It must be causal.
+      params: parameters, stacked or unstacked as the cache is.
+      tokens: the next tokens of each sequence.
+      cache: the tokens before.
+      padding_mask: True for real tokens; padding may stand left or right, and in another place at every call.
+      block_mask: as for `Decoder`.
+      fresh: promises that the cache is empty, so that attention need not look at it: faster for a whole prompt.
+      last: give the logits of each sequence's last real token alone.
+
+    Raises:
+      ValueError: if the cache has too few slots (where ``cache.filled`` is not traced), the decoder is not causal, or
+        params, cache and config do not fit each other.
+    """
+    if not config.causal:
+        raise ValueError("a cache needs a causal decoder; got causal=False")
+    batch, slots = cache.real.shape
+    if tokens.shape[0] != batch:
+        raise ValueError(f"tokens must have one row for each of the cache's {batch} sequences; got {tokens.shape[0]}")
+    filled = 0 if isinstance(cache.filled, jax.core.Tracer) else int(cache.filled)
+    if filled + tokens.shape[1] > slots:
+        raise ValueError(f"{filled} + {tokens.shape[1]} tokens do not fit into a cache of {slots} slots")
+    unstacked = _is_unstacked(params)
+    if unstacked == isinstance(cache.layers, LayerCache):
+        names = ("stacked", "unstacked")
+        raise ValueError(f"params are {names[unstacked]} and the cache is {names[not unstacked]}")
+    network = _merge(_structure(config, unstacked=unstacked), params)
+    return network.extend(tokens, cache, padding_mask=padding_mask, block_mask=block_mask, fresh=fresh, last=last)
 
 
 def next_token_loss(
@@ -194,11 +170,12 @@ class Decoder(nnx.Module):
     Args:
       config: sizes and switches.
       rngs: source of the keys of fresh weights.
+      unstacked: keep the blocks one by one instead of stacked.
     """
 
-    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, unstacked: bool = False):
         self.config = config
-        self.model = _Stack(config, rngs=rngs)
+        self.model = _Stack(config, rngs=rngs, unstacked=unstacked)
         self.lm_head = None if config.tie_embeddings else _linear(config, config.hidden_size, config.vocab_size, rngs)
 
     def __call__(
@@ -206,35 +183,79 @@ class Decoder(nnx.Module):
         tokens: Int[Array | np.ndarray, "b t"],
         *,
         positions: Int[Array | np.ndarray, "#b t"] | None = None,
+        padding_mask: Bool[Array | np.ndarray, "b t"] | None = None,
         block_mask: Float[Array | np.ndarray, " layers"] | None = None,
-    ) -> Float[Array, "b t v"]:
+        hidden_states: tuple[int, ...] | None = None,
+    ) -> Float[Array, "b t v"] | tuple[Float[Array, "b t v"], Float[Array, "n b t hidden"]]:
         """Logits, float32, of the token that follows each token.
 
         Args:
           tokens: token ids; one outside the vocabulary makes the logits of its sequence NaN.
-          positions: positions for the rotary embedding; None means 0, 1, ...
+          positions: positions for the rotary embedding; None means 0, 1, ... over the real tokens.
+          padding_mask: True for real tokens; left or right padding. No token sees padding; the logits and hidden
+            states at padding are finite and mean nothing.
           block_mask: factor in [0, 1] on the residual branches of each block: 1 runs it, 0 makes it the identity.
+          hidden_states: which hidden states to give too, as `transformers` counts them: 0 is the embedding, i what
+            block i - 1 gives, and ``num_layers`` (or -1) the last after the final norm. Only these are kept.
+
+        Returns:
+          Logits; with ``hidden_states`` a pair of them and those states, stacked in the order asked for.
 
         Raises:
-          ValueError: if ``block_mask`` does not have one entry a block.
+          ValueError: if ``block_mask`` does not have one entry a block, ``padding_mask`` (where not traced) has
+            padding inside a sequence, or a hidden state does not exist.
         """
-        if block_mask is not None and block_mask.shape != (self.config.num_layers,):
-            raise ValueError(f"block_mask must have shape ({self.config.num_layers},); got {block_mask.shape}")
+        self._check_block_mask(block_mask)
+        check_padding(padding_mask)
+        real = None if padding_mask is None else jnp.asarray(padding_mask)
         if positions is None:
-            positions = jnp.arange(tokens.shape[1])[None]
-        hidden = self.model(tokens, positions, block_mask)
+            positions = jnp.arange(tokens.shape[1])[None] if real is None else _count(real)
+        masks = self._masks(tokens.shape[1], real)
+        wanted = _hidden_indices(hidden_states, self.config.num_layers)
+        hidden, kept = self.model(tokens, positions, masks, block_mask, wanted)
+        logits = self.logits(hidden)
+        return logits if hidden_states is None else (logits, kept)
+
+    def extend(self, tokens, cache, *, padding_mask=None, block_mask=None, fresh=False, last=False):
+        """Logits and the longer cache, with the arguments of `apply_cached`."""
+        self._check_block_mask(block_mask)
+        check_padding(padding_mask)
+        real = jnp.ones(tokens.shape, bool) if padding_mask is None else jnp.asarray(padding_mask)
+        before = jnp.sum(cache.real, axis=1, keepdims=True)
+        cached = lax.dynamic_update_slice_in_dim(cache.real, real, cache.filled, axis=1)
+        if fresh:
+            masks = self._masks(tokens.shape[1], None if padding_mask is None else real)
+        else:
+            slots = cache.filled + jnp.arange(tokens.shape[1])
+            masks = attention_masks(self.config, real=cached, queries=slots)
+        hidden, layers = self.model.extend(tokens, before + _count(real), masks, block_mask, cache, fresh)
+        if last:
+            index = tokens.shape[1] - 1 - jnp.argmax(real[:, ::-1], axis=1)
+            hidden = jnp.take_along_axis(hidden, index[:, None, None], axis=1)[:, 0]
+        return self.logits(hidden), KVCache(layers=layers, real=cached, filled=cache.filled + tokens.shape[1])
+
+    def logits(self, hidden: Float[Array, "*batch hidden"]) -> Float[Array, "*batch v"]:
+        """Logits, float32, of hidden states that went through the final norm."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
         weight = head.weight[...].astype(self.config.dtype)
-        return jnp.einsum("btd,vd->btv", hidden, weight, preferred_element_type=jnp.float32)
+        return jnp.einsum("...d,vd->...v", hidden, weight, preferred_element_type=jnp.float32)
 
+    def _masks(self, length: int, real: Array | None) -> AttentionMasks | None:
+        """Of a whole sequence; None where flash attention knows them by itself."""
+        config = self.config
+        if real is None and config.attention_implementation == "cudnn" and len(set(config.windowed_layers)) == 1:
+            return None
+        return attention_masks(config, real=jnp.ones((1, length), bool) if real is None else real)
 
-_DTYPES = ("float32", "bfloat16", "float16")
+    def _check_block_mask(self, block_mask: Any) -> None:
+        if block_mask is not None and block_mask.shape != (self.config.num_layers,):
+            raise ValueError(f"block_mask must have shape ({self.config.num_layers},); got {block_mask.shape}")
 
 
 class _Stack(nnx.Module):
     """Embedding, blocks and final norm: tokens to hidden states."""
 
-    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs, unstacked: bool):
         self.config = config
         self.embed_tokens = Embedding(
             config.vocab_size,
@@ -250,105 +271,173 @@ class _Stack(nnx.Module):
         def stacked(rngs):
             return _Block(config, rngs=rngs)
 
-        self.layers = stacked(rngs)
-        self.norm = _norm(config, config.hidden_size)
+        if unstacked:
+            self.layers = nnx.List([_Block(config, rngs=rngs) for _ in range(config.num_layers)])
+        else:
+            self.layers = stacked(rngs)
+        self.norm = _norm(config)
 
-    def __call__(self, tokens, positions, block_mask):
-        angles = rotary_angles(positions, head_dim=self.config.head_size, theta=self.config.rope_theta)
+    def __call__(self, tokens, positions, masks, block_mask, wanted):
+        hidden = self.embed_tokens(tokens)
+        depth = self.config.num_layers
+        kept = jnp.zeros((len(wanted) + 1, *hidden.shape), hidden.dtype)
+        # Each block writes where its state is wanted, and otherwise into one row more that is dropped.
+        row = {state: index for index, state in enumerate(wanted)}
+        if 0 in row:
+            kept = kept.at[row[0]].set(hidden)
+        rows = np.array([row.get(layer + 1, len(wanted)) for layer in range(depth)])
+        rotation = self._rotation(positions)
+
+        def run_block(carry, block, inputs):
+            hidden, kept = carry
+            mask, windowed, index = inputs
+            hidden, _ = block(hidden, rotation, _choose(masks, windowed), mask)
+            if wanted:
+                kept = lax.dynamic_update_index_in_dim(kept, hidden, index, axis=0)
+            return hidden, kept
+
+        windowed = np.array(self.config.windowed_layers)
+        hidden, kept = self._run(run_block, (hidden, kept), (block_mask, windowed, rows))
+        hidden = self.norm(hidden)
+        if depth in row:
+            kept = kept.at[row[depth]].set(hidden)
+        return hidden, kept[:-1]
+
+    def extend(self, tokens, positions, masks, block_mask, cache, fresh):
+        rotation = self._rotation(positions)
+        windowed = np.array(self.config.windowed_layers)
+        stacked = isinstance(cache.layers, LayerCache)
+
+        def run_block(carry, block, inputs):
+            hidden, layers = carry
+            mask, windowed, index = inputs
+            layer = jax.tree.map(lambda leaf: leaf[index], layers) if stacked else layers[index]
+            hidden, layer = block(
+                hidden, rotation, _choose(masks, windowed), mask, cache=layer, slot=cache.filled, fresh=fresh
+            )
+            if stacked:
+                layers = jax.tree.map(
+                    lambda leaf, new: lax.dynamic_update_index_in_dim(leaf, new, index, 0), layers, layer
+                )
+            else:
+                layers = (*layers[:index], layer, *layers[index + 1 :])
+            return hidden, layers
+
+        inputs = (block_mask, windowed, np.arange(self.config.num_layers))
+        hidden, layers = self._run(run_block, (self.embed_tokens(tokens), cache.layers), inputs)
+        return self.norm(hidden), layers
+
+    def _rotation(self, positions) -> Rotation:
+        config = self.config
+        return rotary_rotation(
+            positions, head_dim=config.head_size, theta=config.rope_theta, scaling=config.rotary_scaling
+        )
+
+    def _run(self, run_block, carry, inputs):
+        """Fold ``run_block(carry, block, inputs of the block)`` over the blocks."""
+        if isinstance(self.layers, nnx.List):
+            for index, block in enumerate(self.layers):
+                carry = run_block(carry, block, jax.tree.map(lambda leaf, index=index: leaf[index], inputs))
+            return carry
         graph, layers = nnx.split(self.layers)
 
-        def run_block(hidden, block):
-            params, mask = block
-            return nnx.merge(graph, params)(hidden, angles, mask), None
+        def step(carry, xs):
+            params, one = xs
+            return run_block(carry, nnx.merge(graph, params), one), None
 
         if self.config.remat:
             # In a scan the backward pass is another loop, so that nothing merges across it: no barriers are needed.
-            run_block = jax.checkpoint(run_block, prevent_cse=False)
-        hidden, _ = lax.scan(run_block, self.embed_tokens(tokens), (layers, block_mask))
-        return self.norm(hidden)
+            step = jax.checkpoint(step, prevent_cse=False)
+        return lax.scan(step, carry, (layers, inputs))[0]
 
 
 class _Block(nnx.Module):
     """Attention, then the feed-forward layer, each on a residual branch."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
-        self.input_layernorm = _norm(config, config.hidden_size)
-        self.self_attn = _Attention(config, rngs=rngs)
-        self.post_attention_layernorm = _norm(config, config.hidden_size)
+        self.input_layernorm = _norm(config)
+        self.self_attn = Attention(config, rngs=rngs)
+        self.post_attention_layernorm = _norm(config)
         self.mlp = _FeedForward(config, rngs=rngs)
 
-    def __call__(self, hidden, angles, mask):
-        scale = 1 if mask is None else mask.astype(hidden.dtype)
-        hidden = hidden + scale * self.self_attn(self.input_layernorm(hidden), angles)
-        return hidden + scale * self.mlp(self.post_attention_layernorm(hidden))
-
-
-class _Attention(nnx.Module):
-    """Grouped-query self-attention with rotary positions."""
-
-    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
-        self.config = config
-        width, kv_width = config.num_heads * config.head_size, config.kv_heads * config.head_size
-        self.q_proj = _linear(config, config.hidden_size, width, rngs, use_bias=config.qkv_bias)
-        self.k_proj = _linear(config, config.hidden_size, kv_width, rngs, use_bias=config.qkv_bias)
-        self.v_proj = _linear(config, config.hidden_size, kv_width, rngs, use_bias=config.qkv_bias)
-        self.o_proj = _linear(config, width, config.hidden_size, rngs)
-        self.q_norm = _norm(config, config.head_size) if config.qk_norm else None
-        self.k_norm = _norm(config, config.head_size) if config.qk_norm else None
-
-    def __call__(self, x, angles):
-        query, key, value = (
-            jnp.reshape(projection(x), (*x.shape[:2], -1, self.config.head_size))
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        if self.q_norm is not None and self.k_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
-        window = self.config.sliding_window
-        mixed = jax.nn.dot_product_attention(
-            apply_rotary(query, angles),
-            apply_rotary(key, angles),
-            value,
-            is_causal=self.config.causal,
-            local_window_size=None if window is None else (window - 1, 0),
-        )
-        return self.o_proj(jnp.reshape(mixed, (*x.shape[:2], -1)))
+    def __call__(self, hidden, rotation, mask, factor, **options):
+        scale = 1 if factor is None else factor.astype(hidden.dtype)
+        mixed, cache = self.self_attn(self.input_layernorm(hidden), rotation, mask=mask, **options)
+        hidden = hidden + scale * mixed
+        return hidden + scale * self.mlp(self.post_attention_layernorm(hidden)), cache
 
 
 class _FeedForward(nnx.Module):
     """SwiGLU: ``W_down (silu(W_gate x) ⊙ W_up x)``."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
-        self.gate_proj = _linear(config, config.hidden_size, config.intermediate_size, rngs)
-        self.up_proj = _linear(config, config.hidden_size, config.intermediate_size, rngs)
-        self.down_proj = _linear(config, config.intermediate_size, config.hidden_size, rngs)
+        bias = config.mlp_bias
+        self.gate_proj = _linear(config, config.hidden_size, config.intermediate_size, rngs, use_bias=bias)
+        self.up_proj = _linear(config, config.hidden_size, config.intermediate_size, rngs, use_bias=bias)
+        self.down_proj = _linear(config, config.intermediate_size, config.hidden_size, rngs, use_bias=bias)
 
     def __call__(self, x):
         return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
+class _Structure(NamedTuple):
+    """What a config says about its parameters."""
+
+    graph: Any
+    shapes: dict[str, tuple[int, ...]]
+
+
+def _structure(config: DecoderConfig, *, unstacked: bool = False) -> _Structure:
+    graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0), unstacked=unstacked)))
+    return _Structure(graph, parameter_shapes(nnx.to_pure_dict(state)))
+
+
+def _is_unstacked(params: Mapping[str, Any]) -> bool:
+    model = params.get("model")
+    return isinstance(model, Mapping) and isinstance(model.get("layers"), tuple | list)
+
+
+def _merge(structure: _Structure, params: Mapping[str, Any]) -> Decoder:
+    check_parameters(params, structure.shapes)
+    if _is_unstacked(params):
+        params = {**params, "model": {**params["model"], "layers": dict(enumerate(params["model"]["layers"]))}}
+    return nnx.merge(structure.graph, params)
+
+
 def _apply(
-    graph: Any,
-    expected: dict[str, tuple[int, ...]],
+    config: DecoderConfig,
+    structure: _Structure,
     params: Mapping[str, Any],
     tokens: Int[Array | np.ndarray, "b t"],
     **options: Any,
-) -> Array:
-    given = _shapes(params)
-    for path in sorted(expected.keys() | given.keys()):
-        if path not in given:
-            raise ValueError(f"params do not fit the config: {path} is missing")
-        if path not in expected:
-            raise ValueError(f"params do not fit the config: {path} is not a parameter of it")
-        if given[path] != expected[path]:
-            raise ValueError(
-                f"params do not fit the config: {path} must have shape {expected[path]}; got {given[path]}"
-            )
-    return nnx.merge(graph, params)(tokens, **options)
+) -> Any:
+    if _is_unstacked(params):
+        structure = _structure(config, unstacked=True)
+    return _merge(structure, params)(tokens, **options)
 
 
-def _shapes(params: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    leaves = jax.tree.leaves_with_path(params)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): jnp.shape(leaf) for path, leaf in leaves}
+def _count(real: Bool[Array, "b t"]) -> Int[Array, "b t"]:
+    """Positions that count real tokens; padding before the first has that of the first."""
+    return jnp.maximum(jnp.cumsum(real, axis=1) - 1, 0)
+
+
+def _choose(masks: AttentionMasks | None, windowed: Any) -> Array | None:
+    if masks is None:
+        return None
+    if masks.full is None or masks.windowed is None:
+        return masks.windowed if masks.full is None else masks.full
+    return jnp.where(windowed, masks.windowed, masks.full)
+
+
+def _hidden_indices(hidden_states: tuple[int, ...] | None, depth: int) -> tuple[int, ...]:
+    indices = []
+    for state in hidden_states or ():
+        if not -depth - 1 <= state <= depth:
+            raise ValueError(f"hidden_states must be between {-depth - 1} and {depth}; got {state}")
+        indices.append(state % (depth + 1))
+    if len(set(indices)) < len(indices):
+        raise ValueError(f"hidden_states must not name a state twice; got {hidden_states}")
+    return tuple(indices)
 
 
 def _linear(
@@ -365,10 +454,5 @@ def _linear(
     )
 
 
-def _norm(config: DecoderConfig, size: int) -> RMSNorm:
-    return RMSNorm(size, eps=config.norm_eps, param_dtype=config.param_dtype)
-
-
-def _check_at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1; got {value}")
+def _norm(config: DecoderConfig) -> RMSNorm:
+    return RMSNorm(config.hidden_size, eps=config.norm_eps, param_dtype=config.param_dtype)

@@ -9,12 +9,24 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxlab.nn import Decoder, DecoderConfig, decoder, next_token_loss
-from jaxlab.nn.rotary import rotary_angles
+from jaxlab.nn import (
+    Decoder,
+    DecoderConfig,
+    RopeScaling,
+    decoder,
+    init_cache,
+    next_token_loss,
+    unstack_layers,
+)
+from jaxlab.nn.rotary import rotary_rotation
 
 SMALL = DecoderConfig(
     vocab_size=13, hidden_size=12, intermediate_size=20, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=6
 )
+WINDOWS = {
+    "sliding_window": 3,
+    "layer_types": ("full_attention", "sliding_attention", "full_attention"),
+}
 VARIANTS = {
     "llama": {},
     "multi_head": {"num_kv_heads": 4},
@@ -260,8 +272,9 @@ def test_scan_equals_blocks_run_one_after_another(small):
     apply_fn, params, tokens = small
     hidden = params["model"]["embed_tokens"]["weight"][tokens]
     graph = nnx.graphdef(nnx.eval_shape(lambda: Decoder(SMALL, rngs=nnx.Rngs(0))).model.layers)
-    angles = rotary_angles(jnp.arange(7)[None], head_dim=SMALL.head_dim, theta=SMALL.rope_theta)
-    block = jax.jit(lambda state, hidden: nnx.merge(graph, state)(hidden, angles, None))
+    rotation = rotary_rotation(jnp.arange(7)[None], head_dim=SMALL.head_dim, theta=SMALL.rope_theta)
+    causal = jnp.tril(jnp.ones((1, 7, 7), bool))
+    block = jax.jit(lambda state, hidden: nnx.merge(graph, state)(hidden, rotation, causal, None)[0])
     for layer in range(SMALL.num_layers):
         hidden = block(jax.tree.map(lambda leaf, layer=layer: leaf[layer], params["model"]["layers"]), hidden)
     norm = params["model"]["norm"]["weight"]
@@ -457,6 +470,15 @@ class TestNextTokenLoss:
         ({"sliding_window": 2, "causal": False}, "sliding_window needs causal=True"),
         ({"rope_theta": 0.0}, "rope_theta must be positive; got 0.0"),
         ({"norm_eps": float("nan")}, "norm_eps must be positive; got nan"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings must be at least 1; got 0"),
+        ({"layer_types": ("full_attention",)}, "one entry for each of the 3 blocks; got 1"),
+        (
+            {"layer_types": ("full_attention", "linear_attention", "full_attention")},
+            "layer_types must be one of full_attention, sliding_attention; got 'linear_attention'",
+        ),
+        ({"layer_types": ("sliding_attention",) * 3}, "sliding_attention need a sliding_window; got None"),
+        ({"rope_scaling": RopeScaling("yarn", 2.0)}, "yarn needs original_max_position_embeddings.*got neither"),
+        ({"attention_implementation": "triton"}, "attention_implementation must be one of xla, cudnn; got 'triton'"),
         ({"dtype": "int8"}, "dtype must be one of float32, bfloat16, float16; got 'int8'"),
         ({"param_dtype": "float64"}, "param_dtype must be one of .*; got 'float64'"),
     ],
@@ -473,7 +495,114 @@ def test_heads_default_to_equal_parts():
     assert (wider.kv_heads, wider.head_size) == (2, 32)
 
 
+def test_hidden_states_in_the_order_asked_for(small):
+    apply_fn, params, tokens = small
+    logits, hidden = decoder.make_apply(SMALL)(params, tokens, hidden_states=(2, -1, 0))
+    assert hidden.shape == (3, 2, 7, 12)
+    np.testing.assert_allclose(logits, apply_fn(params, tokens), atol=1e-6)
+    np.testing.assert_array_equal(hidden[2], params["model"]["embed_tokens"]["weight"][tokens])
+    np.testing.assert_allclose(hidden[1] @ params["lm_head"]["weight"].T, logits, atol=1e-5)
+    # After block 1: what the decoder of two blocks has before its norm, which a norm of one half undoes.
+    two = jax.tree.map(lambda leaf: leaf, params)
+    two["model"]["layers"] = jax.tree.map(lambda leaf: leaf[:2], params["model"]["layers"])
+    shallow = decoder.make_apply(dataclasses.replace(SMALL, num_layers=2))
+    last = shallow(two, tokens, hidden_states=(2,))[1][0] / params["model"]["norm"]["weight"]
+    scale = jnp.sqrt(jnp.mean(hidden[0] ** 2, axis=-1, keepdims=True) + SMALL.norm_eps)
+    np.testing.assert_allclose(last * scale, hidden[0], atol=1e-4)
+
+
+def test_only_the_hidden_states_asked_for_are_kept(small):
+    _, params, tokens = small
+
+    def shapes(wanted):
+        jaxpr = jax.make_jaxpr(functools.partial(decoder.make_apply(SMALL), hidden_states=wanted))(params, tokens)
+        return [v.aval.shape for eqn in jaxpr.jaxpr.eqns for v in eqn.outvars if v.aval.shape[1:] == (2, 7, 12)]
+
+    assert max(shape[0] for shape in shapes((1,))) == 2, "one row, and one more for the states that are dropped"
+    assert max(shape[0] for shape in shapes((0, 1, 2, 3))) == 5
+
+
+@pytest.mark.parametrize("windows", [{}, WINDOWS], ids=["full", "windows"])
+def test_padding_changes_nothing(windows):
+    config = dataclasses.replace(SMALL, **windows)
+    apply_fn, params = jax.jit(decoder.make_apply(config)), random_params(config)
+    tokens = random_tokens(config, (1, 7))
+    alone = apply_fn(params, tokens[:, :4])
+    noise = random_tokens(config, (1, 3), seed=8)
+    for side in ("left", "right"):
+        pieces = [noise, tokens[:, :4]] if side == "left" else [tokens[:, :4], noise]
+        real = jnp.concatenate([jnp.full((1, piece.shape[1]), piece is not noise) for piece in pieces], axis=1)
+        padded = apply_fn(params, jnp.concatenate(pieces, axis=1), padding_mask=real)
+        assert np.isfinite(padded).all()
+        np.testing.assert_allclose(padded[real], alone[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("unstacked", [False, True])
+def test_cached_pieces_equal_the_whole(unstacked):
+    """Prompts padded left and right, then a padded piece, then single tokens: all as if read at once."""
+    config = dataclasses.replace(SMALL, **WINDOWS, qk_norm=True)
+    params = random_params(config)
+    whole = jax.jit(decoder.make_apply(config))
+    apply_cached = jax.jit(decoder.apply_cached, static_argnums=0, static_argnames=("fresh", "last"))
+    layout = unstack_layers(params) if unstacked else params
+    real = np.array([[0, 0, 1, 1, 0, 1, 1, 1, 1], [1, 1, 1, 0, 1, 1, 0, 1, 1]], bool)
+    tokens = np.asarray(random_tokens(config, real.shape))
+    cache, got = init_cache(config, 2, 10, unstacked=unstacked), []
+    for start, stop in ((0, 4), (4, 7), (7, 8), (8, 9)):
+        piece = slice(start, stop)
+        logits, cache = apply_cached(
+            config, layout, tokens[:, piece], cache, padding_mask=real[:, piece], fresh=start == 0
+        )
+        got.append(logits)
+    assert int(cache.filled) == 9
+    for row in range(2):
+        expected = whole(params, tokens[row][real[row]][None])[0]
+        np.testing.assert_allclose(np.concatenate(got, axis=1)[row][real[row]], expected, atol=1e-5)
+
+
+def test_last_logits_are_those_of_the_last_real_token(small):
+    apply_fn, params, tokens = small
+    real = jnp.array([[True] * 7, [True] * 4 + [False] * 3])
+    cache = init_cache(SMALL, 2, 7)
+    last, _ = decoder.apply_cached(SMALL, params, tokens, cache, padding_mask=real, fresh=True, last=True)
+    every = apply_fn(params, tokens)
+    np.testing.assert_allclose(last, [every[0, 6], every[1, 3]], atol=1e-5)
+
+
 class TestBadInput:
+    def test_padding_inside_a_sequence(self, small):
+        _, params, tokens = small
+        mask = np.array([[True] * 7, [True, False, True, True, True, True, True]])
+        with pytest.raises(ValueError, match="left or right of a sequence, not inside; row 1"):
+            decoder.make_apply(SMALL)(params, tokens, padding_mask=mask)
+
+    def test_hidden_state_that_does_not_exist(self, small):
+        _, params, tokens = small
+        with pytest.raises(ValueError, match="hidden_states must be between -4 and 3; got 4"):
+            decoder.make_apply(SMALL)(params, tokens, hidden_states=(0, 4))
+        with pytest.raises(ValueError, match=r"must not name a state twice; got \(3, -1\)"):
+            decoder.make_apply(SMALL)(params, tokens, hidden_states=(3, -1))
+
+    def test_cache_too_small(self, small):
+        _, params, tokens = small
+        with pytest.raises(ValueError, match=r"0 [+] 7 tokens do not fit into a cache of 5 slots"):
+            decoder.apply_cached(SMALL, params, tokens, init_cache(SMALL, 2, 5), fresh=True)
+        with pytest.raises(ValueError, match="for each of the cache's 3 sequences; got 2"):
+            decoder.apply_cached(SMALL, params, tokens, init_cache(SMALL, 3, 9))
+        with pytest.raises(ValueError, match="length of a cache must be at least 1; got 0"):
+            init_cache(SMALL, 2, 0)
+
+    def test_cache_of_the_other_layout(self, small):
+        _, params, tokens = small
+        with pytest.raises(ValueError, match="params are stacked and the cache is unstacked"):
+            decoder.apply_cached(SMALL, params, tokens, init_cache(SMALL, 2, 9, unstacked=True))
+
+    def test_cache_of_a_decoder_that_sees_ahead(self, small):
+        _, params, tokens = small
+        config = dataclasses.replace(SMALL, causal=False)
+        with pytest.raises(ValueError, match="a cache needs a causal decoder"):
+            decoder.apply_cached(config, params, tokens, init_cache(config, 2, 9))
+
     def test_params_of_another_config(self, small):
         apply_fn, _, tokens = small
         deeper = random_params(dataclasses.replace(SMALL, num_layers=4))

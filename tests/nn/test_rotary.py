@@ -3,11 +3,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxlab.nn.rotary import apply_rotary, rotary_angles
+from jaxlab.nn.rotary import apply_rotary, rotary_rotation
 
 
 def rotate(x, positions, theta=10_000.0):
-    return apply_rotary(x, rotary_angles(positions, head_dim=x.shape[-1], theta=theta))
+    return apply_rotary(x, rotary_rotation(positions, head_dim=x.shape[-1], theta=theta))
 
 
 def test_turns_each_pair_of_halves_as_a_complex_number():

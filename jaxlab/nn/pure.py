@@ -1,0 +1,66 @@
+"""A `flax.nnx` network as a pure function of a plain tree of parameters.
+
+`pure_function` keeps the structure of a network apart from its parameters, so that these are a nested dict like any
+other: jitted, differentiated, stacked by ``jax.vmap``, sharded, averaged, merged, written to a file::
+
+    apply_fn = pure_function(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    logits = apply_fn(params, tokens)
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxlab.nn.linear import LowRankSum
+
+__all__ = ["check_parameters", "parameter_shapes", "pure_function"]
+
+
+def pure_function(build: Callable[[], nnx.Module]) -> Callable[..., Any]:
+    """Give a network as a pure function of its parameters.
+
+    Args:
+      build: makes the network; it is only traced, so that no parameter is allocated.
+
+    Returns:
+      ``apply_fn(params, *inputs, **options)``, which calls the network with ``params`` in place. It raises ValueError,
+      naming the parameter, when ``params`` belong to another network.
+    """
+    graph, state = nnx.split(nnx.eval_shape(build))
+    return functools.partial(_apply, graph, parameter_shapes(nnx.to_pure_dict(state)))
+
+
+def parameter_shapes(params: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Give the shape of every parameter by its path, with ``/`` between the keys; a `LowRankSum` is a parameter."""
+    leaves = jax.tree.leaves_with_path(params, is_leaf=lambda node: isinstance(node, LowRankSum))
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape
+        if hasattr(leaf, "shape")
+        else jnp.shape(leaf)
+        for path, leaf in leaves
+    }
+
+
+def check_parameters(params: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise ValueError, naming the parameter, if the paths or shapes are not those that a network expects."""
+    given = parameter_shapes(params)
+    for path in sorted(expected.keys() | given.keys()):
+        if path not in given:
+            raise ValueError(f"params do not fit the config: {path} is missing")
+        if path not in expected:
+            raise ValueError(f"params do not fit the config: {path} is not a parameter of it")
+        if given[path] != expected[path]:
+            raise ValueError(
+                f"params do not fit the config: {path} must have shape {expected[path]}; got {given[path]}"
+            )
+
+
+def _apply(
+    graph: Any, expected: Mapping[str, tuple[int, ...]], params: Mapping[str, Any], /, *inputs: Any, **options: Any
+) -> Any:
+    check_parameters(params, expected)
+    return nnx.merge(graph, params)(*inputs, **options)
