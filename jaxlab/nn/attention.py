@@ -17,14 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxlab.nn.decoder_config import DecoderConfig
 from jaxlab.nn.linear import Linear
 from jaxlab.nn.norm import RMSNorm
 from jaxlab.nn.rotary import Rotation, apply_rotary
 
-__all__ = ["Attention", "AttentionMasks", "LayerCache", "attention_masks", "check_padding"]
+__all__ = ["Attention", "AttentionMasks", "LayerCache", "attention_masks", "check_padding", "take_tokens"]
 
 
 class AttentionMasks(NamedTuple):
@@ -83,6 +83,12 @@ def check_padding(padding_mask: Bool[Array | np.ndarray, "b t"] | None) -> None:
         raise ValueError(f"padding must stand left or right of a sequence, not inside; row {int(np.argmax(edges > 1))}")
 
 
+def take_tokens(x: Shaped[Array, "#b t d"], index: Int[Array, " b"]) -> Shaped[Array, "b 1 d"]:
+    """One token of each sequence."""
+    x = jnp.broadcast_to(x, (index.shape[0], *x.shape[1:]))
+    return jnp.take_along_axis(x, index[:, None, None], axis=1)
+
+
 class Attention(nnx.Module):
     """The attention of one block of a decoder: four projections around the softmax, which is float32.
 
@@ -127,7 +133,8 @@ class Attention(nnx.Module):
         cache: LayerCache | None = None,
         slot: Int[Array, ""] | int = 0,
         fresh: bool = True,
-    ) -> tuple[Float[Array, "b t hidden"], LayerCache | None]:
+        only: Int[Array, " b"] | None = None,
+    ) -> tuple[Float[Array, "b q hidden"], LayerCache | None]:
         """Mix the tokens, and write their keys and values into the cache where there is one.
 
         Args:
@@ -139,15 +146,22 @@ class Attention(nnx.Module):
           slot: where in the cache the first of these tokens goes.
           fresh: the tokens see each other alone, s = t, and what the cache held does not count. Otherwise s is the
             number of slots of the cache.
+          only: the one token of each sequence that is to be mixed, q = 1; None means all, q = t. It needs a mask.
         """
         config = self.config
-        query, key, value = (
-            jnp.reshape(projection(x), (*x.shape[:2], -1, config.head_size))
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        turn = rotation
+        asking = x
+        if only is not None and mask is not None:
+            asking, mask = take_tokens(x, only), take_tokens(mask, only)
+            turn = Rotation(*(take_tokens(part, only) for part in rotation))
+
+        def heads(projection: Linear, tokens: Array) -> Array:
+            return jnp.reshape(projection(tokens), (*tokens.shape[:2], -1, config.head_size))
+
+        query, key, value = heads(self.q_proj, asking), heads(self.k_proj, x), heads(self.v_proj, x)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
-        query, key = apply_rotary(query, rotation), apply_rotary(key, rotation)
+        query, key = apply_rotary(query, turn), apply_rotary(key, rotation)
         new = LayerCache(jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2))
         if cache is not None:
             cache = LayerCache(
@@ -160,7 +174,7 @@ class Attention(nnx.Module):
             mixed = self._flash(query, key, value)
         else:
             mixed = _attend(query, new if cache is None or fresh else cache, mask)
-        return self.o_proj(jnp.reshape(mixed, (*x.shape[:2], -1))), cache
+        return self.o_proj(jnp.reshape(mixed, (*asking.shape[:2], -1))), cache
 
     def _flash(self, query: Array, key: Array, value: Array) -> Array:
         config = self.config

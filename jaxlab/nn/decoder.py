@@ -46,7 +46,7 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxlab.nn.attention import Attention, AttentionMasks, LayerCache, attention_masks, check_padding
+from jaxlab.nn.attention import Attention, AttentionMasks, LayerCache, attention_masks, check_padding, take_tokens
 from jaxlab.nn.decoder_config import DecoderConfig
 from jaxlab.nn.kv_cache import KVCache
 from jaxlab.nn.linear import Embedding, Linear
@@ -228,10 +228,10 @@ class Decoder(nnx.Module):
         else:
             slots = cache.filled + jnp.arange(tokens.shape[1])
             masks = attention_masks(self.config, real=cached, queries=slots)
-        hidden, layers = self.model.extend(tokens, before + _count(real), masks, block_mask, cache, fresh)
+        only = tokens.shape[1] - 1 - jnp.argmax(real[:, ::-1], axis=1) if last else None
+        hidden, layers = self.model.extend(tokens, before + _count(real), masks, block_mask, cache, fresh, only)
         if last:
-            index = tokens.shape[1] - 1 - jnp.argmax(real[:, ::-1], axis=1)
-            hidden = jnp.take_along_axis(hidden, index[:, None, None], axis=1)[:, 0]
+            hidden = hidden[:, 0]
         return self.logits(hidden), KVCache(layers=layers, real=cached, filled=cache.filled + tokens.shape[1])
 
     def logits(self, hidden: Float[Array, "*batch hidden"]) -> Float[Array, "*batch v"]:
@@ -303,17 +303,26 @@ class _Stack(nnx.Module):
             kept = kept.at[row[depth]].set(hidden)
         return hidden, kept[:-1]
 
-    def extend(self, tokens, positions, masks, block_mask, cache, fresh):
+    def extend(self, tokens, positions, masks, block_mask, cache, fresh, only):
         rotation = self._rotation(positions)
         windowed = np.array(self.config.windowed_layers)
         stacked = isinstance(cache.layers, LayerCache)
+        # Nobody reads what the last block makes of the other tokens. A scan runs all blocks alike.
+        early = only is not None and masks is not None and not stacked
 
         def run_block(carry, block, inputs):
             hidden, layers = carry
             mask, windowed, index = inputs
             layer = jax.tree.map(lambda leaf: leaf[index], layers) if stacked else layers[index]
             hidden, layer = block(
-                hidden, rotation, _choose(masks, windowed), mask, cache=layer, slot=cache.filled, fresh=fresh
+                hidden,
+                rotation,
+                _choose(masks, windowed),
+                mask,
+                cache=layer,
+                slot=cache.filled,
+                fresh=fresh,
+                only=only if early and index == self.config.num_layers - 1 else None,
             )
             if stacked:
                 layers = jax.tree.map(
@@ -325,6 +334,8 @@ class _Stack(nnx.Module):
 
         inputs = (block_mask, windowed, np.arange(self.config.num_layers))
         hidden, layers = self._run(run_block, (self.embed_tokens(tokens), cache.layers), inputs)
+        if only is not None and not early:
+            hidden = take_tokens(hidden, only)
         return self.norm(hidden), layers
 
     def _rotation(self, positions) -> Rotation:
@@ -360,9 +371,10 @@ class _Block(nnx.Module):
         self.post_attention_layernorm = _norm(config)
         self.mlp = _FeedForward(config, rngs=rngs)
 
-    def __call__(self, hidden, rotation, mask, factor, **options):
+    def __call__(self, hidden, rotation, mask, factor, *, only=None, **options):
         scale = 1 if factor is None else factor.astype(hidden.dtype)
-        mixed, cache = self.self_attn(self.input_layernorm(hidden), rotation, mask=mask, **options)
+        mixed, cache = self.self_attn(self.input_layernorm(hidden), rotation, mask=mask, only=only, **options)
+        hidden = hidden if only is None else take_tokens(hidden, only)
         hidden = hidden + scale * mixed
         return hidden + scale * self.mlp(self.post_attention_layernorm(hidden)), cache
 

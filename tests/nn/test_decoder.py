@@ -560,13 +560,18 @@ def test_cached_pieces_equal_the_whole(unstacked):
         np.testing.assert_allclose(np.concatenate(got, axis=1)[row][real[row]], expected, atol=1e-5)
 
 
-def test_last_logits_are_those_of_the_last_real_token(small):
+@pytest.mark.parametrize("unstacked", [False, True])
+def test_last_logits_are_those_of_the_last_real_token(small, unstacked):
     apply_fn, params, tokens = small
     real = jnp.array([[True] * 7, [True] * 4 + [False] * 3])
-    cache = init_cache(SMALL, 2, 7)
-    last, _ = decoder.apply_cached(SMALL, params, tokens, cache, padding_mask=real, fresh=True, last=True)
+    cache = init_cache(SMALL, 2, 7, unstacked=unstacked)
+    layout = unstack_layers(params) if unstacked else params
+    last, cache = decoder.apply_cached(SMALL, layout, tokens, cache, padding_mask=real, fresh=True, last=True)
     every = apply_fn(params, tokens)
     np.testing.assert_allclose(last, [every[0, 6], every[1, 3]], atol=1e-5)
+    assert all((np.abs(leaf).sum(axis=(-1, -3)) > 0).all() for leaf in jax.tree.leaves(cache.layers)), (
+        "none is left out"
+    )
 
 
 class TestBadInput:
