@@ -1,5 +1,6 @@
 """The benchmarks: finite numbers in the table and the file, and work that is checked to be the same. No times."""
 
+import dataclasses
 import importlib
 import json
 import math
@@ -240,3 +241,57 @@ def test_compilation_is_apart_and_short_work_is_repeated(load, monkeypatch):
     assert last == calls == 1 + 1 + 3 * 2
     with pytest.raises(ValueError, match="repeats must be at least 1, got 0"):
         harness.measure(work, repeats=0)
+
+
+@pytest.fixture
+def nn_decoder(load, monkeypatch):
+    pytest.importorskip("transformers", reason="needs the peers extra: transformers")
+    script = load("nn_decoder")
+    tiny = dataclasses.replace(
+        script.SMOLLM2_135M,
+        vocab_size=64,
+        hidden_size=24,
+        intermediate_size=32,
+        num_layers=2,
+        num_heads=3,
+        num_kv_heads=1,
+    )
+    monkeypatch.setattr(script, "SMOLLM2_135M", tiny)
+    return script
+
+
+def test_decoder_and_transformers_say_the_same(nn_decoder, capsys, tmp_path):
+    sizes = ["--batches", "1", "2", "--prompt", "5", "--new", "4", "--repeats", "1", "--threads", "1"]
+    nn_decoder.main([*sizes, "--out", str(tmp_path / "result.json")])
+    rows = json.loads((tmp_path / "result.json").read_text())["rows"]
+    assert [(row["implementation"], row["batch"]) for row in rows] == [
+        ("transformers", 1),
+        ("jaxlab", 1),
+        ("transformers", 2),
+        ("jaxlab", 2),
+    ]
+    # In float32 with weights of order one no two of 64 tokens are as likely to six digits.
+    assert all(row["same_tokens"] == 1 for row in rows)
+    assert all(math.isfinite(row["prefill_tokens_per_second"]) for row in rows)
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+def test_a_decoder_that_says_something_else_is_found_out(nn_decoder):
+    assert nn_decoder.check_same_work(np.array([[1, 2, 3]]), np.array([[1, 2, 4]])) == pytest.approx(2 / 3)
+    with pytest.raises(SystemExit, match="only 33% of the tokens"):
+        nn_decoder.check_same_work(np.array([[1, 2, 3]]), np.array([[1, 5, 4]]))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--new", "1", "--new must be at least 2, for the first token is part of the prefill; got 1"),
+        ("--batches", "0", "--batches must be at least 1, got 0"),
+        ("--prompt", "0", "--prompt must be at least 1, got 0"),
+    ],
+)
+def test_decoder_benchmark_refuses_bad_sizes(nn_decoder, capsys, option, value, message):
+    with pytest.raises(SystemExit) as stopped:
+        nn_decoder.main([option, value])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith(message)
