@@ -10,15 +10,16 @@ With means :math:`\bar r, \bar c` of the estimator, a step :math:`\eta` and cand
   Padmanabhan and Wang.
 * `min_pacing` (Balseiro et al., arXiv 2302.08530): the same multipliers, each with a bid of its own, the lower of
   which is submitted.
-* `optimistic_mirror` (after Guo et al. 2025): mirror descent on the probabilities of the candidates and one queue a
+* `optimistic_mirror` (after Guo et al. 2025): mirror descent on the probabilities of the candidates, and one queue a
   constraint that is advanced optimistically, :math:`Q \leftarrow [Q + 2 g_t - g_{t-1}]^+`.
 * `greedy`: the best optimistic reward, until the budget is spent.
 * `constant_shading`: a share of the value. `pid_pacing`: that share follows the spend,
   :math:`s \leftarrow s \exp(k (\rho - c) / \rho)`.
 * `throttling`: greedy, taking part with probability :math:`\min(1, \rho / \bar c)`.
 
-Of the multipliers, ``feedback="predicted"`` uses the estimator's means at the bid (less noise), ``"realised"`` what was
-paid and earned.
+``bounds="optimistic"`` puts :math:`\hat r, \check c` in place of the means, without which nothing is ever tried where a
+bid has to be made to be learnt about. ``feedback="predicted"`` updates the multipliers with what the estimator says of
+the bid (less noise), ``"realised"`` with what was paid and earned.
 
 Example: ``simulate(auctions, two_multiplier_dual(estimator, budget_rate=0.01, roi=1.8, step=0.6), key, 2000, 20.0)``.
 
@@ -52,6 +53,7 @@ __all__ = [
 ]
 
 Source = Literal["predicted", "realised"]
+Bounds = Literal["mean", "optimistic"]
 Update = Literal["additive", "multiplicative"]
 
 _FIRST_MULTIPLIER = 0.1  # a multiplicative update cannot leave 0
@@ -72,7 +74,9 @@ class _State(NamedTuple):
     predicted: tuple[Array, Array]
 
 
-def budget_dual(estimator: Estimator, *, budget_rate: Scalar, step: Scalar, feedback: Source = "predicted") -> Agent:
+def budget_dual(
+    estimator: Estimator, *, budget_rate: Scalar, step: Scalar, feedback: Source = "predicted", bounds: Bounds = "mean"
+) -> Agent:
     """Dual descent on the budget alone.
 
     Args:
@@ -80,6 +84,7 @@ def budget_dual(estimator: Estimator, *, budget_rate: Scalar, step: Scalar, feed
       budget_rate: :math:`\\rho`.
       step: :math:`\\eta`.
       feedback: what updates the multiplier.
+      bounds: what it decides by.
 
     Raises:
       ValueError: numbers that are not positive, an unknown word.
@@ -91,6 +96,7 @@ def budget_dual(estimator: Estimator, *, budget_rate: Scalar, step: Scalar, feed
         roi=0.0,
         step=step,
         feedback=feedback,
+        bounds=bounds,
         update="additive",
     )
 
@@ -103,6 +109,7 @@ def two_multiplier_dual(
     step: Scalar,
     update: Update = "additive",
     feedback: Source = "predicted",
+    bounds: Bounds = "mean",
 ) -> Agent:
     """Dual descent on budget and ROI; arguments as in `budget_dual`, ``update`` is that of the ROI's multiplier."""
     return _dual(
@@ -112,12 +119,19 @@ def two_multiplier_dual(
         roi=roi,
         step=step,
         feedback=feedback,
+        bounds=bounds,
         update=update,
     )
 
 
 def min_pacing(
-    estimator: Estimator, *, budget_rate: Scalar, roi: Scalar, step: Scalar, feedback: Source = "predicted"
+    estimator: Estimator,
+    *,
+    budget_rate: Scalar,
+    roi: Scalar,
+    step: Scalar,
+    feedback: Source = "predicted",
+    bounds: Bounds = "mean",
 ) -> Agent:
     """Two paced bids, one for each constraint, and the lower counts; candidates must ascend."""
 
@@ -126,22 +140,33 @@ def min_pacing(
         for_roi = jnp.argmax((1 + price.roi) * of.reward - roi * price.roi * of.cost)
         return jnp.minimum(for_budget, for_roi)
 
-    return _dual(estimator, choose, budget_rate=budget_rate, roi=roi, step=step, feedback=feedback, update="additive")
+    return _dual(
+        estimator,
+        choose,
+        budget_rate=budget_rate,
+        roi=roi,
+        step=step,
+        feedback=feedback,
+        bounds=bounds,
+        update="additive",
+    )
 
 
 class _Mirror(NamedTuple):
-    """Log-weights of the candidates, queues, and the last constraint values."""
+    """Queues, their sums over the rounds so far, the last constraint values, and the rounds."""
 
-    weights: Float[Array, " k"]
     queues: Multipliers
+    sums: Multipliers
     last: Multipliers
+    rounds: Int[Array, ""]
 
 
 def optimistic_mirror(estimator: Estimator, *, budget_rate: Scalar, roi: Scalar, alpha: Scalar = 2.0) -> Agent:
     """Mirror descent with optimistic rewards, costs and queues.
 
     :math:`\\pi_t \\propto \\pi_{t-1} \\exp((\\hat r - Q_\\rho \\check c - Q_\\gamma (\\gamma \\check c - \\hat r)) /
-    \\alpha)`, from which the candidate is drawn. The weights know no context, which only enters the last factor.
+    \\alpha)`, from which the candidate is drawn. The product over past rounds is formed with the present estimates, so
+    that it can be told for a context never seen before.
 
     Args:
       estimator: predicts rewards and costs.
@@ -155,21 +180,19 @@ def optimistic_mirror(estimator: Estimator, *, budget_rate: Scalar, roi: Scalar,
 
     def init() -> _State:
         zero = jnp.zeros(())
-        own = _Mirror(jnp.zeros(estimator.candidates), Multipliers(zero, zero), Multipliers(zero, zero))
-        return _State(estimator.init(), own, (zero, zero))
+        none = Multipliers(zero, zero)
+        return _State(estimator.init(), _Mirror(none, none, none, jnp.zeros((), jnp.int32)), (zero, zero))
 
     def act(state: _State, context: Any, chance: Any) -> tuple[_State, Action]:
         of, own = estimator.predict(state.estimate, context), state.own
         excess = roi * of.cost_lower - of.reward_upper
-        gain = of.reward_upper - own.queues.budget * of.cost_lower - own.queues.roi * excess
-        weights = own.weights + gain / alpha
-        # Only differences matter; without this the weights leave the range of float32 within a long campaign.
-        weights = weights - jnp.max(weights)
-        chances = jax.nn.softmax(weights)
+        sums = jax.tree.map(jnp.add, own.sums, own.queues)
+        gain = (own.rounds + 1) * of.reward_upper - sums.budget * of.cost_lower - sums.roi * excess
+        chances = jax.nn.softmax(gain / alpha)
         now = Multipliers(chances @ of.cost_lower - budget_rate, chances @ excess)
         queues = jax.tree.map(lambda q, g, last: jnp.maximum(q + 2 * g - last, 0), own.queues, now, own.last)
         index = jnp.minimum(jnp.sum(jnp.cumsum(chances) <= chance), estimator.candidates - 1)
-        state = state._replace(own=_Mirror(weights, queues, now))
+        state = state._replace(own=_Mirror(queues, sums, now, own.rounds + 1))
         return state, Action(index, jnp.isfinite(jnp.sum(gain)), queues)
 
     return Agent(init, act, _learn(estimator), estimator)
@@ -264,9 +287,11 @@ def _dual(
     roi: Scalar,
     step: Scalar,
     feedback: Source,
+    bounds: Bounds,
     update: Update,
 ) -> Agent:
     check_choice("feedback", feedback, Source)
+    check_choice("bounds", bounds, Bounds)
     check_choice("update", update, Update)
     _check_positive(budget_rate=budget_rate, step=step)
     if is_concrete(roi) and not roi >= 0:
@@ -275,6 +300,8 @@ def _dual(
 
     def act(state: _State, context: Any, chance: Any = 0.0) -> tuple[_State, Action]:
         of = estimator.predict(state.estimate, context)
+        if bounds == "optimistic":
+            of = of._replace(reward=of.reward_upper, cost=of.cost_lower)
         valid = jnp.isfinite(jnp.sum(of.reward + of.cost))
         index = jnp.where(valid, choose(of, state.own), 0)
         return state._replace(predicted=(of.reward[index], of.cost[index])), Action(index, valid, state.own)

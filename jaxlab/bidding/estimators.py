@@ -12,10 +12,10 @@ Auctions come down to the probability of winning :math:`F(b) = P(d \le b)`, coun
 Usable are, for a bid :math:`b` on the grid: with full feedback all rounds; with one-sided feedback of first-price
 auctions the rounds bid at most :math:`b` (a loss shows :math:`d`, a win says :math:`d \le b_s \le b`), of second-price
 auctions those bid at least :math:`b`; with binary feedback those bid exactly :math:`b`, after which the estimate is
-made monotone by isotonic regression. Where :math:`N` differs between bids the bounds are made monotone too, since :math:`F`
-is. :math:`\kappa = 1` with ``log_confidence = log(2 / p)`` is the band of Dvoretzky, Kiefer, Wolfowitz and Massart; it
-is far too wide to bid with, as :math:`\sum_t b\, \epsilon_t` alone exceeds the budget of the paper's experiment, and
-:math:`\kappa = 0.03` is the default::
+made monotone by isotonic regression. Where :math:`N` differs between bids the bounds are made monotone too, since
+:math:`F` is. :math:`\kappa = 1` with ``log_confidence = log(2 / p)`` is the band of Dvoretzky, Kiefer, Wolfowitz and
+Massart; it is far too wide to bid with, as :math:`\sum_t b\, \epsilon_t` alone exceeds the budget of the paper's
+experiment, and :math:`\kappa = 0.03` is the default::
 
     from jaxlab.bidding import auction_estimator, bid_grid
 

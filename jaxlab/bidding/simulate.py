@@ -40,6 +40,7 @@ Stop = Literal["strict", "overshoot"]
 
 _DEAR = 5.0  # median cost of a candidate over the budget rate, from which on mode "point" is over-cautious
 _DECISIONS_BEFORE_ADVICE = 100
+_NOT_FINITE = -1
 
 
 class Ledger(NamedTuple):
@@ -244,17 +245,21 @@ class Server:
         self._budget_rate = budget_rate
         self._asked = 0
         self._random = np.random.default_rng(seed)
-        self._pending: tuple[Any, Any] | None = None
+        self._pending: tuple[Any, Array] | None = None
 
-        def act(state: PyTree, context: PyTree, chance: float | Array) -> tuple[PyTree, Action]:
-            return agent.act(state, context, chance)
+        def act(campaign: Campaign, context: PyTree, chance: float | Array) -> tuple[Campaign, Array]:
+            alive = campaign.ledger.alive
+            state, action = agent.act(campaign.agent, context, chance)
+            state = jax.tree.map(lambda new, old: jnp.where(alive, new, old), state, campaign.agent)
+            # One number for the host to wait for: the candidate, or what says that there is none.
+            index = jnp.where(alive, jnp.where(action.valid, action.index, _NOT_FINITE), 0)
+            return campaign._replace(agent=state), index
 
-        def learn(campaign: Campaign, context: PyTree, index: Array, outcome: Outcome) -> tuple[Campaign, Array]:
+        def learn(campaign: Campaign, context: PyTree, index: Array | int, outcome: Outcome) -> Campaign:
             alive = campaign.ledger.alive
             ledger, booked = settle(campaign.ledger, outcome, budget, stop=stop)
             state = agent.learn(campaign.agent, context, index, booked)
-            state = jax.tree.map(lambda new, old: jnp.where(alive, new, old), state, campaign.agent)
-            return Campaign(state, ledger), ledger.alive
+            return Campaign(jax.tree.map(lambda new, old: jnp.where(alive, new, old), state, campaign.agent), ledger)
 
         self._act = jax.jit(act)
         self._learn = jax.jit(learn)
@@ -274,30 +279,26 @@ class Server:
         if self._pending is not None:
             raise RuntimeError("report the outcome of the last decision before asking for the next")
         chance = self._random.random() if chance is None else chance
-        state, action = self._act(self.campaign.agent, context, chance)
-        if not action.valid:
+        campaign, found = self._act(self.campaign, context, chance)
+        index = int(found)
+        if index == _NOT_FINITE:
             raise ValueError(f"{self._agent.estimator.name} predicts values that are not finite for {context}")
-        self._pending = context, action.index
+        self.campaign, self._pending = campaign, (context, found)
         self._asked += 1
         if self._asked == _DECISIONS_BEFORE_ADVICE and self._budget_rate is not None:
             self._advise(context, self._budget_rate)
-        if not self.campaign.ledger.alive:
-            return 0
-        self.campaign = self.campaign._replace(agent=state)
-        return int(action.index)
+        return index
 
-    def report(self, outcome: Outcome) -> bool:
-        """Tell what came of the last decision; returns whether the campaign still bids.
+    def report(self, outcome: Outcome) -> None:
+        """Tell what came of the last decision; a refused or late win counts for nothing.
 
         Raises:
           RuntimeError: no decision is waiting.
         """
         if self._pending is None:
             raise RuntimeError("there is no decision to report on")
-        context, index = self._pending
-        self.campaign, alive = self._learn(self.campaign, context, index, outcome)
+        self.campaign = self._learn(self.campaign, *self._pending, outcome)
         self._pending = None
-        return bool(alive)
 
     def _advise(self, context: Any, budget_rate: float) -> None:
         estimate = getattr(self.campaign.agent, "estimate", None)
