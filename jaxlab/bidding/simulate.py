@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from jaxlab.bidding.agents import Action, Agent
+from jaxlab.bidding.agents import Agent
 from jaxlab.bidding.auctions import Environment, Outcome, check_choice
 from jaxlab.bidding.l2fob import Scalar, is_concrete
 
