@@ -218,9 +218,9 @@ class _Pull(NamedTuple):
 
 
 def bandit(
-    features: Float[Array, "n d"],
-    rewards: Float[Array, "n arms"],
-    costs: Float[Array, " arms"],
+    features: Float[Array, "_ _"],
+    rewards: Float[Array, "_ _"],
+    costs: Float[Array, " _"],
     *,
     cost_noise: Scalar = 0.0,
     null_arm: bool = True,
@@ -228,9 +228,9 @@ def bandit(
     """A contextual bandit on recorded rows, drawn with replacement.
 
     Args:
-      features: context of each row.
-      rewards: reward of each arm on each row.
-      costs: mean cost of each arm.
+      features: context of each row, ``[n, d]``.
+      rewards: reward of each arm on each row, ``[n, arms]``.
+      costs: mean cost of each arm, ``[arms]``.
       cost_noise: deviation of normal noise on the costs, which are clipped to [0, 1] afterwards.
       null_arm: put an arm in front that brings nothing and costs nothing.
 

@@ -118,7 +118,7 @@ def auction_estimator(
     reward: Reward = "utility",
     width: Scalar = DEFAULT_WIDTH,
     log_confidence: Scalar = DEFAULT_LOG_CONFIDENCE,
-    prior: Float[Array, " k"] | None = None,
+    prior: Float[Array, " _"] | None = None,
     prior_count: Scalar = 0.0,
     window: int | None = None,
 ) -> Estimator:

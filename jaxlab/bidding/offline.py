@@ -50,9 +50,9 @@ class Optimum(NamedTuple):
 
 
 def linear_programme_optimum(
-    reward: Float[np.ndarray, "v k"],
-    cost: Float[np.ndarray, "v k"],
-    probability: Float[np.ndarray, " v"] | None = None,
+    reward: Float[np.ndarray, "_ _"],
+    cost: Float[np.ndarray, "_ _"],
+    probability: Float[np.ndarray, " _"] | None = None,
     *,
     budget_rate: float,
     roi: float,
@@ -103,7 +103,7 @@ def linear_programme_optimum(
 def auction_tables(
     values: Float[np.ndarray, " v"],
     bids: Float[np.ndarray, " k"],
-    win_probability: Float[np.ndarray, " k"],
+    win_probability: Float[np.ndarray, " _"],
     *,
     price: PriceRule = "first",
     reward: Reward = "utility",
