@@ -275,8 +275,9 @@ def _print(numbers: dict[str, Any], course: dict[str, np.ndarray]) -> None:
     kept = "kept" if numbers["roi"] >= numbers["target_roi"] else "missed"
     print(
         f"{numbers['wins']} wins; spent {numbers['spend']:.4g} of {numbers['budget']:.4g}; "
-        f"return {numbers['roi']:.4g}, target {numbers['target_roi']:.4g} {kept}; largest violation {numbers['largest_violation']:.4g}; "
-        f"{numbers['value']:.4g} of the {numbers['offline_optimum']:.4g} that one who knew all prices could earn"
+        f"return {numbers['roi']:.4g}, target {numbers['target_roi']:.4g} {kept}\n"
+        f"largest violation {numbers['largest_violation']:.4g}; {numbers['value']:.4g} of the "
+        f"{numbers['offline_optimum']:.4g} that one who knew all prices could earn"
     )
     if "clicks" in numbers:
         each = numbers["cost_per_click"]
