@@ -38,7 +38,6 @@ __all__ = ["Campaign", "Ledger", "Server", "Stop", "Trace", "advance", "open_led
 
 Stop = Literal["strict", "overshoot"]
 
-_DEAR = 5.0  # median cost of a candidate over the budget rate, from which on mode "point" is over-cautious
 _DECISIONS_BEFORE_ADVICE = 100
 _NOT_FINITE = -1
 
@@ -220,7 +219,7 @@ class Server:
     Args:
       agent: the bidder.
       budget: the most that may be spent.
-      budget_rate: budget a round, to advise against mode ``point`` where costs far exceed it; None gives no advice.
+      budget_rate: budget a round, to advise against mode ``point`` where all costs exceed it; None gives no advice.
       campaign: to go on with, None to start.
       stop: see the module.
       seed: for agents that randomise.
@@ -305,9 +304,9 @@ class Server:
         if estimate is None or getattr(self.campaign.agent, "contexts", True) is not None:
             return  # not L2FOB in mode point
         costs = np.asarray(self._agent.estimator.predict(estimate, context).cost_lower)
-        if costs.max() > 0 and np.median(costs[costs > 0]) > _DEAR * budget_rate:
+        if costs.max() > 0 and (least := costs[costs > 0].min()) > budget_rate:
             warnings.warn(
-                f"candidates cost {np.median(costs[costs > 0]):.3g}, far above the budget rate of "
+                f"no candidate that costs anything costs less than {least:.3g}, above the budget rate of "
                 f'{budget_rate:.3g}; expectation="point" is over-cautious there, "policy" is not',
                 stacklevel=3,
             )

@@ -211,8 +211,8 @@ def _table(config: Config, run: Run, found: dict[str, dict[str, Sweep]], optima:
             best = _best(config, setting, method, swept)
             if method != "l2fob_roi_step":
                 reported = slice(config.tuning_seeds, None)
-                ratio = swept.reward[best, reported].mean() / optimum
-                shown.append((name, method, ratio, swept.roi[best, reported].mean() / setting.roi))
+                share = float(swept.reward[best, reported].mean()) / optimum
+                shown.append((name, method, share, float(swept.roi[best, reported].mean()) / setting.roi))
             places = {f"{name} {method}": best}
             if theory is not None:
                 places[f"{name} {method} (theory)"] = candidates
