@@ -111,7 +111,7 @@ CLAIMS = (
         1e-9,
     ),
     Claim(
-        "violation_grows_at_most_as_sqrt_T",
+        "violation_grows_at_most_as_sqrt_t",
         "The largest violation of the return target grows at most as the square root of the rounds (log-log slope).",
         "<=",
         0.6,
@@ -340,7 +340,7 @@ def _growth(config: Config, run: Run) -> None:
         cost=1.0,
     )
     slope = np.polyfit(np.log(found["horizons"]), np.log(np.maximum(found["violation"].mean(0), 1e-6)), 1)[0]
-    run.measure("violation_grows_at_most_as_sqrt_T", slope)
+    run.measure("violation_grows_at_most_as_sqrt_t", slope)
     plots.growth(run, found["horizons"], found["violation"], slope)
 
 
