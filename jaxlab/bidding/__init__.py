@@ -26,6 +26,7 @@ from jaxlab.bidding.baselines import (
     throttling,
     two_multiplier_dual,
 )
+from jaxlab.bidding.campaign import Campaign, Ledger, Server, Trace, advance, open_ledger, settle, simulate, start
 from jaxlab.bidding.estimators import (
     Estimate,
     Estimator,
@@ -58,7 +59,6 @@ from jaxlab.bidding.metrics import (
     violation,
 )
 from jaxlab.bidding.offline import Optimum, auction_tables, linear_programme_optimum
-from jaxlab.bidding.simulate import Campaign, Ledger, Server, Trace, advance, open_ledger, settle, simulate, start
 
 __all__ = [
     "Action",

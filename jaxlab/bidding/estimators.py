@@ -231,17 +231,22 @@ def auction_estimator(
 def isotonic(values: Float[Array, " k"], weights: Float[Array, " k"]) -> Float[Array, " k"]:
     r"""The nearest nondecreasing values in weighted least squares, what pooling adjacent violators gives; O(k^2).
 
-    By the minimax formula :math:`\max_{i \le k} \min_{j \ge k} \mathrm{mean}(i..j)`, which has no loop. An entry of
-    weight 0 counts for nothing, and between others of weight 0 it may come out as anything.
+    By the minimax formula :math:`\max_{i \le k} \min_{j \ge k} \mathrm{mean}(i..j)`, with :math:`j` running downwards.
+    An entry of weight 0 counts for nothing, and between others of weight 0 it may come out as anything.
     """
     index = jnp.arange(values.size)
-    total, weighted = (jnp.cumsum(x) for x in (weights, weights * values))
-    before = [jnp.concatenate([jnp.zeros(1, x.dtype), x[:-1]]) for x in (total, weighted)]
-    mass = total[None, :] - before[0][:, None]
-    mean = (weighted[None, :] - before[1][:, None]) / jnp.maximum(mass, 1e-9)
-    inside = index[None, :] >= index[:, None]
-    least = jax.lax.cummin(jnp.where(inside, mean, jnp.inf), axis=1, reverse=True)
-    return jnp.max(jnp.where(inside, least, -jnp.inf), axis=0)
+    mass, moment = jnp.cumsum(weights), jnp.cumsum(weights * values)
+    mass_before, moment_before = mass - weights, moment - weights * values
+
+    def step(least: Array, end: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+        last, mass, moment = end
+        mean = (moment - moment_before) / jnp.maximum(mass - mass_before, 1e-9)
+        inside = index <= last
+        least = jnp.minimum(least, jnp.where(inside, mean, jnp.inf))
+        return least, jnp.max(jnp.where(inside, least, -jnp.inf))
+
+    start = jnp.full(values.size, jnp.inf, mass.dtype)
+    return jax.lax.scan(step, start, (index, mass, moment), reverse=True, unroll=16)[1]
 
 
 class _Ridge(NamedTuple):

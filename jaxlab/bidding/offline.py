@@ -12,11 +12,11 @@ experiment (budget 0.01 a round, target 1.8)::
     from scipy.stats import norm
     from jaxlab.bidding import auction_tables, linear_programme_optimum
 
-    values = np.clip(0.6 + 0.1 * norm.ppf((np.arange(201) + 0.5) / 201), 0, 1)
-    bids = np.linspace(0, 1, 201)
+    values = np.clip(0.6 + 0.1 * norm.ppf((np.arange(51) + 0.5) / 51), 0, 1)
+    bids = np.linspace(0, 1, 101)
     reward, cost = auction_tables(values, bids, norm.cdf(bids, 0.4, 0.1))
     optimum = linear_programme_optimum(reward, cost, budget_rate=0.01, roi=1.8)
-    print(1e4 * optimum.reward)  # about 172 over the paper's ten thousand rounds
+    print(1e4 * optimum.reward)  # about 172 over the ten thousand rounds of the paper
 """
 
 from typing import NamedTuple
