@@ -303,7 +303,8 @@ class Server:
         estimate = getattr(self.campaign.agent, "estimate", None)
         if estimate is None or getattr(self.campaign.agent, "contexts", True) is not None:
             return  # not L2FOB in mode point
-        costs = np.asarray(self._agent.estimator.predict(estimate, context).cost_lower)
+        estimated = self._agent.estimator.predict(estimate, jax.tree.map(jnp.asarray, context))
+        costs = np.asarray(estimated.cost_lower)
         if costs.max() > 0 and (least := costs[costs > 0].min()) > budget_rate:
             warnings.warn(
                 f"no candidate that costs anything costs less than {least:.3g}, above the budget rate of "
