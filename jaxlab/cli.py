@@ -157,6 +157,12 @@ def _lm(arguments: Sequence[str]) -> int:
     return main(arguments)
 
 
+def _bid(arguments: Sequence[str]) -> int:
+    from jaxlab.verbs.bid import main
+
+    return main(arguments)
+
+
 def _parse(experiment: "Experiment", arguments: Sequence[str]) -> tuple[_Options, Any] | None:
     """The options and the config, None where the help was asked for and printed."""
     import tyro
@@ -220,6 +226,7 @@ class _Verb:
 _VERBS: Mapping[str, _Verb] = {
     "list": _Verb(_list, "the nineteen methods and their state"),
     "run": _Verb(_run, "measure a paper's claims; options: jaxlab run NAME --help"),
+    "bid": _Verb(_bid, "replay a log of auctions; options: jaxlab bid --help"),
     "dynamics": _Verb(_dynamics, "compare dynamical systems; options: jaxlab dynamics --help"),
     "lm": _Verb(_lm, "generate and measure text; options: jaxlab lm --help"),
 }

@@ -58,6 +58,7 @@ METHODS: tuple[Method, ...] = (
         "Towards Safe and Optimal Online Bidding: A Modular Look-ahead Lyapunov Framework",
         None,
         "jaxlab.bidding",
+        experiment="jaxlab.experiments.l2fob",
     ),
     Method(
         "koopman-ot",
