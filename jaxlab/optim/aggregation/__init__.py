@@ -21,12 +21,11 @@ rule                             :math:`\kappa`, with r = f / (n - 2f), h = n - 
 `CentredClipping`                none                                                      1 model     last result
 `MinimumDiameterAveraging`       8 f^2 / h                                                 1 model     none
 `Monna`                          4 f (h + 1) / h, if the trusted worker is honest          1 model     none
-`CovarianceFiltering`            none                                                      1 model     none
 `MinimumEigenvalueAveraging`     4 r                                                       1 model     none
 ================================ ========================================================= =========== =============
 
-``F`` is :math:`(f, \kappa)`-robust if :math:`\lVert F - \bar v_S \rVert^2 \le \kappa\,\mathrm{mean}_{i \in S} \lVert v_i
-- \bar v_S \rVert^2` for every set S of n - f messages (Allouah et al. 2023, arXiv 2302.01772). Memory is beyond the
+``F`` is :math:`(f, \kappa)`-robust if :math:`\lVert F - \bar v_S \rVert^2 \le \kappa\, \mathrm{mean}_{i \in S}
+\lVert v_i - \bar v_S \rVert^2` for every set S of n - f messages (Allouah et al. 2023, arXiv 2302.01772). Memory is beyond the
 messages. In front of any rule, in any order, `compose` puts :class:`NearestNeighbourMixing`, :class:`Bucketing`,
 :class:`StaticClipping`, :class:`AdaptiveClipping`; they make no copy of the messages. With workers whose data differ,
 coordinate-wise rules alone can fail; nearest-neighbour mixing and the trimmed mean behind momentum is a good default.
@@ -63,7 +62,7 @@ from jaxlab.optim.aggregation.preaggregation import (
     NearestNeighbourMixing,
     StaticClipping,
 )
-from jaxlab.optim.aggregation.spectral import CovarianceFiltering, MinimumEigenvalueAveraging
+from jaxlab.optim.aggregation.spectral import MinimumEigenvalueAveraging
 
 __all__ = [
     "AGGREGATORS",
@@ -73,7 +72,6 @@ __all__ = [
     "Bucketing",
     "CentredClipping",
     "CoordinateMedian",
-    "CovarianceFiltering",
     "GeometricMedian",
     "Krum",
     "Mean",

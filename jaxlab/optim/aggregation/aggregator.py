@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from jaxlab.optim.aggregation.geometry import Geometry, combine, geometry_of, over_columns, wide_dtype
-from jaxlab.optim.aggregation.layout import Layout, from_blocks, layout_of, server_blocks, worker_blocks
+from jaxlab.optim.aggregation.layout import Layout, from_blocks, layout_of, worker_blocks
 
 __all__ = [
     "Aggregator",
@@ -76,9 +76,7 @@ class Aggregator(abc.ABC):
             raise ValueError(f"{type(self).__name__} draws at random: call it with key=jax.random.key(...)")
         return self._apply(layout, stacked, state, key)
 
-    def aggregate(
-        self, stacked: PyTree, *, key: Key[Array, ""] | None = None, axis_name: str | None = None
-    ) -> PyTree:
+    def aggregate(self, stacked: PyTree, *, key: Key[Array, ""] | None = None, axis_name: str | None = None) -> PyTree:
         """`apply` from a fresh state, without the next one."""
         first = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf)[1:], jnp.result_type(leaf)), stacked)
         return self.apply(stacked, self.init(first), key=key, axis_name=axis_name)[0]
@@ -187,9 +185,7 @@ class PreAggregator(abc.ABC):
     stochastic = False
 
     @abc.abstractmethod
-    def mix(
-        self, geometry: Geometry, key: Key[Array, ""] | None
-    ) -> tuple[Float[Array, "k p"], Bool[Array, " k"]]:
+    def mix(self, geometry: Geometry, key: Key[Array, ""] | None) -> tuple[Float[Array, "k p"], Bool[Array, " k"]]:
         """Weights of the new messages over the points of the geometry, rows of sum 1; and which of them are finite."""
 
     def check(self, n: int) -> None:

@@ -43,7 +43,9 @@ class CentredClipping(GeometricAggregator):
             raise ValueError(f"max_norm must not be negative, got {self.max_norm}")
 
     def init(self, params: PyTree) -> PyTree:
-        return jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), jnp.promote_types(jnp.result_type(p), jnp.float32)), params)
+        return jax.tree.map(
+            lambda p: jnp.zeros(jnp.shape(p), jnp.promote_types(jnp.result_type(p), jnp.float32)), params
+        )
 
     def tolerates(self, n: int) -> int:
         return largest_tolerated(n)

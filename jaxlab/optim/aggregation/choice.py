@@ -15,7 +15,7 @@ from jaxlab.optim.aggregation.preaggregation import (
     NearestNeighbourMixing,
     StaticClipping,
 )
-from jaxlab.optim.aggregation.spectral import CovarianceFiltering, MinimumEigenvalueAveraging
+from jaxlab.optim.aggregation.spectral import MinimumEigenvalueAveraging
 
 __all__ = ["AGGREGATORS", "PRE_AGGREGATORS", "make_aggregator"]
 
@@ -31,7 +31,6 @@ AGGREGATORS: MappingProxyType[str, Callable[..., Aggregator]] = MappingProxyType
         "centred_clipping": CentredClipping,
         "minimum_diameter_averaging": MinimumDiameterAveraging,
         "monna": Monna,
-        "covariance_filtering": CovarianceFiltering,
         "minimum_eigenvalue_averaging": MinimumEigenvalueAveraging,
     }
 )

@@ -169,7 +169,7 @@ class Krum(MultiKrum):
 
 @dataclasses.dataclass(frozen=True)
 class MinimumDiameterAveraging(GeometricAggregator):
-    r"""The mean of the n - f messages whose largest distance is smallest (MDA, El Mhamdi et al. 2021, arXiv 2003.00010).
+    r"""The mean of the n - f messages with the smallest diameter (MDA, El Mhamdi et al. 2021, arXiv 2003.00010).
 
     Every one of the :math:`\binom{n}{f}` subsets is looked at, at most 20000. :math:`\kappa = 8 f^2 / (n - f)`: at most
     f messages are not of S, each within twice the diameter of the one it replaces, and the squared diameter is at most
@@ -199,12 +199,12 @@ class MinimumDiameterAveraging(GeometricAggregator):
         subsets = subsets_of(len(geometry.finite), self.f)
         distances = geometry.squared_distances
         diameters = distances[subsets[:, :, None], subsets[:, None, :]].max((1, 2))
-        return _mean_of(jnp.asarray(subsets)[jnp.argmin(diameters)], geometry)
+        return mean_of(jnp.asarray(subsets)[jnp.argmin(diameters)], geometry)
 
 
 @dataclasses.dataclass(frozen=True)
 class Monna(GeometricAggregator):
-    r"""The mean of the n - f messages nearest to one that is trusted, a worker's own (MoNNA, Farhadkhani et al. 2023, arXiv 2209.10931).
+    r"""The mean of the n - f messages nearest to a trusted one, a worker's own (MoNNA, arXiv 2209.10931).
 
     :math:`\kappa = 4 f (n - f + 1) / (n - f)` for sets S that hold the trusted worker: each message taken in place of
     one of S is no farther from the trusted one. If that worker is Byzantine there is no guarantee.
@@ -254,15 +254,16 @@ def subsets_of(n: int, f: int) -> np.ndarray:
     return np.array(list(itertools.combinations(range(n), n - f)), dtype=np.int32)
 
 
+def mean_of(members: Array, geometry: Geometry) -> Array:
+    """Equal weights on these messages, as weights of all points."""
+    weights = jnp.zeros(len(geometry.finite), geometry.coefficients.dtype)
+    return _padded(weights.at[members].set(1 / len(members)), geometry)
+
+
 def _nearest(distances: Array, count: int) -> Array:
     """Equal weights ``[m]`` on the ``count`` smallest; the first of equals."""
     order = jnp.argsort(distances)  # stable
     return jnp.zeros_like(distances).at[order[:count]].set(1 / count)
-
-
-def _mean_of(members: Array, geometry: Geometry) -> Array:
-    weights = jnp.zeros(len(geometry.finite), geometry.coefficients.dtype)
-    return _padded(weights.at[members].set(1 / len(members)), geometry)
 
 
 def _padded(weights: Array, geometry: Geometry) -> Array:
