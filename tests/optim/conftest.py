@@ -1,5 +1,9 @@
-"""What the tests of the decentralised optimisers share."""
+"""What the tests of training with many workers share."""
 
+import importlib
+import importlib.util
+import sys
+import types
 from collections.abc import Callable
 
 import jax
@@ -22,3 +26,22 @@ def node_mesh() -> Callable[[int], Mesh]:
         return jax.make_mesh((devices,), ("node",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
 
     return make
+
+
+@pytest.fixture(scope="session")
+def byzfl() -> tuple[types.ModuleType, types.ModuleType, types.ModuleType]:
+    """Aggregators, pre-aggregators and attacks of the library byzfl; tests skip where it is not installed.
+
+    Only the parts that need NumPy and PyTorch are imported: the package itself imports its benchmarks, and with them
+    torchvision and seaborn.
+    """
+    pytest.importorskip("torch", reason="byzfl needs PyTorch")
+    found = importlib.util.find_spec("byzfl")
+    if found is None:
+        pytest.skip("byzfl is not installed (extra: peers)")
+    package = types.ModuleType("byzfl")
+    package.__path__ = list(found.submodule_search_locations)
+    package.__spec__ = found
+    sys.modules.setdefault("byzfl", package)
+    names = ("byzfl.aggregators.aggregators", "byzfl.aggregators.preaggregators", "byzfl.attacks.attacks")
+    return tuple(importlib.import_module(name) for name in names)

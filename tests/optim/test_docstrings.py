@@ -4,10 +4,10 @@ import doctest
 
 import pytest
 
-from jaxlab.optim import decentralized, mixing
+from jaxlab.optim import aggregation, attacks, decentralized, mixing
 
 
-@pytest.mark.parametrize("module", [decentralized, mixing])
+@pytest.mark.parametrize("module", [aggregation, attacks, decentralized, mixing])
 def test_examples(module) -> None:
     outcome = doctest.testmod(module)
     assert outcome.attempted > 0

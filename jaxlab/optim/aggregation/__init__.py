@@ -25,10 +25,11 @@ rule                             :math:`\kappa`, with r = f / (n - 2f), h = n - 
 ================================ ========================================================= =========== =============
 
 ``F`` is :math:`(f, \kappa)`-robust if :math:`\lVert F - \bar v_S \rVert^2 \le \kappa\, \mathrm{mean}_{i \in S}
-\lVert v_i - \bar v_S \rVert^2` for every set S of n - f messages (Allouah et al. 2023, arXiv 2302.01772). Memory is beyond the
-messages. In front of any rule, in any order, `compose` puts :class:`NearestNeighbourMixing`, :class:`Bucketing`,
-:class:`StaticClipping`, :class:`AdaptiveClipping`; they make no copy of the messages. With workers whose data differ,
-coordinate-wise rules alone can fail; nearest-neighbour mixing and the trimmed mean behind momentum is a good default.
+\lVert v_i - \bar v_S \rVert^2` for every set S of n - f messages (Allouah et al. 2023, arXiv 2302.01772). Memory is
+beyond the messages. In front of any rule, in any order, `compose` puts :class:`NearestNeighbourMixing`,
+:class:`Bucketing`, :class:`StaticClipping`, :class:`AdaptiveClipping`; they make no copy of the messages. With workers
+whose data differ, coordinate-wise rules alone can fail; nearest-neighbour mixing and the trimmed mean behind momentum
+is a good default.
 
 A message with a NaN or an infinity counts as one of the f: coordinate-wise rules rank it as an extreme value, rules
 that use distances see it infinitely far away (so, too, one whose squared norm overflows), clipping replaces it by zero,

@@ -130,7 +130,7 @@ class CoordinatewiseAggregator(_Rule):
     def _finish(self, layout, blocks, state, stages, key):
         dtype = wide_dtype(blocks)
         if not stages:
-            return from_blocks(layout, [self._columns(block.astype(dtype)) for block in blocks]), state
+            return from_blocks(layout, [self._columns(block) for block in blocks]), state
         needs_gram = any(stage.needs_gram for stage in stages)
         geometry = geometry_of(blocks, distances=needs_gram, axis_name=layout.axis_name)
         sent = geometry.finite

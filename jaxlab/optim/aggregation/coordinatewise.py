@@ -8,6 +8,7 @@ import dataclasses
 import math
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array
 
 from jaxlab.optim.aggregation.aggregator import (
@@ -17,7 +18,8 @@ from jaxlab.optim.aggregation.aggregator import (
     largest_tolerated,
     ratio,
 )
-from jaxlab.optim.aggregation.ordering import median_of, ordered
+from jaxlab.optim.aggregation.geometry import over_columns, wide_dtype
+from jaxlab.optim.aggregation.ordering import median_of, ordered, sorted_rows, unrolled
 
 __all__ = ["CoordinateMedian", "Mean", "MeanAroundMedian", "TrimmedMean"]
 
@@ -35,7 +37,7 @@ class Mean(CoordinatewiseAggregator):
         return math.inf if f else 0.0
 
     def _columns(self, rows: Array) -> Array:
-        return _sum([rows[i] for i in range(rows.shape[0])]) / rows.shape[0]
+        return _sum(unrolled(rows)) / rows.shape[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +87,7 @@ class TrimmedMean(CoordinatewiseAggregator):
 
     def _columns(self, rows: Array) -> Array:
         kept = rows.shape[0] - 2 * self.f
-        lines = ordered(rows) if self.f else [rows[i] for i in range(kept)]
+        lines = ordered(rows) if self.f else unrolled(rows)
         return _sum(lines[self.f : self.f + kept]) / kept
 
 
@@ -118,22 +120,29 @@ class MeanAroundMedian(CoordinatewiseAggregator):
         return 4 * self.f / (n - self.f) * (1 + 4 * (1 + ratio(n, self.f)) ** 2)
 
     def _columns(self, rows: Array) -> Array:
-        lines, f = ordered(rows), self.f
-        kept = len(lines) - f
-        median = median_of(lines)
-        # In order, the values closest to the median are neighbours: windows [k, k + kept). The middle belongs to all
-        # of them; sums grow from it outwards, so that no huge value is added and taken away again.
-        left, right = [jnp.zeros_like(median)], [jnp.zeros_like(median)]
-        for k in range(f):
-            left.append(left[-1] + lines[f - 1 - k])
-            right.append(right[-1] + lines[kept + k])
-        best = jnp.full_like(median, jnp.inf)
-        outer = jnp.full_like(median, jnp.nan)
-        for k in range(f + 1):
+        return over_columns(self._around_median, rows, wide_dtype([rows]))
+
+    def _around_median(self, rows: Array) -> Array:
+        lines, f = sorted_rows(rows), self.f
+        m = len(lines)
+        kept = m - f
+        median = median_of([lines[i] for i in range(m)])
+
+        # In order, the values closest to the median are neighbours: a window [k, k + kept). Loops, because unrolled
+        # the compiler would compute the order again for every window.
+        def closer(k: Array, window: tuple[Array, Array]) -> tuple[Array, Array]:
+            first, least = window
             reach = jnp.maximum(median - lines[k], lines[k + kept - 1] - median)
-            outer = jnp.where(reach < best, left[f - k] + right[k], outer)
-            best = jnp.minimum(reach, best)
-        return (_sum(lines[f:kept]) + outer) / kept
+            return jnp.where(reach < least, k, first), jnp.minimum(reach, least)
+
+        nowhere = jnp.full_like(median, m, jnp.int32)
+        first, _ = lax.fori_loop(0, f + 1, closer, (nowhere, jnp.full_like(median, jnp.inf)))
+
+        def add(i: Array, total: Array) -> Array:
+            return total + jnp.where((i >= first) & (i < first + kept), lines[i], 0)
+
+        total = lax.fori_loop(0, m, add, jnp.zeros_like(median))
+        return jnp.where(first < m, total / kept, jnp.nan)
 
 
 def _sum(lines: list[Array]) -> Array:

@@ -98,7 +98,7 @@ def server_blocks(layout: Layout, tree: PyTree) -> list[Array]:
 
 
 def from_blocks(layout: Layout, blocks: list[Array], *, wide: bool = False) -> PyTree:
-    """The tree of one worker's shape made of blocks ``[numbers]``, in the messages' dtypes or, ``wide``, the blocks'."""
+    """A tree of one worker's shape of blocks ``[numbers]``, in the messages' dtypes or (``wide``) the blocks'."""
     if layout.axis_name is not None:
         # The same on all devices and marked so: what follows is the server's work, which every device repeats.
         blocks = [lax.all_gather(block, layout.axis_name, tiled=True, to="invarying") for block in blocks]

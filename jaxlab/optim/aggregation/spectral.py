@@ -27,8 +27,8 @@ class MinimumEigenvalueAveraging(GeometricAggregator):
 
     Every one of the :math:`\binom{n}{f}` subsets is looked at, at most 20000. Its guarantee is in terms of that
     eigenvalue. As the top eigenvalue is at most the mean squared spread :math:`\sigma^2` of S, :math:`\kappa = 4 f /
-    (n - 2f)`: with :math:`S'` the chosen set, the means of S and of S' each differ by at most :math:`\sigma \sqrt{f / (n -
-    2f)}` from that of their common part, in the direction of their difference.
+    (n - 2f)`: with :math:`S'` the chosen set, the means of S and of S' each differ by at most
+    :math:`\sigma \sqrt{f / (n - 2f)}` from that of their common part, in the direction of their difference.
 
     Raises:
       ValueError, TypeError: if ``f`` is not an integer of at least 0.
