@@ -1,5 +1,6 @@
 """What the experiments read: names resolved to files, text corpora, word tokens and their shards over nodes,
-labelled examples shared out among clients."""
+labelled examples shared out among clients.
+"""
 
 from jaxlab.data.hub import DownloadError
 from jaxlab.data.partition import dirichlet_partition, gamma_similarity_partition

@@ -24,7 +24,7 @@ class Quadratic(NamedTuple):
 
     @classmethod
     def make(cls, n: int = 8, *, homogeneous: bool = False) -> "Quadratic":
-        random = np.random.RandomState(0)  # noqa: NPY002  # the pinned numbers come from this generator
+        random = np.random.RandomState(0)  # the pinned numbers come from this generator
         m = random.standard_normal((n, 4, 4))
         a = 1.5 * np.eye(4) + 0.1 * (m + m.transpose(0, 2, 1))
         b = 0.5 * random.standard_normal((n, 4, 3))

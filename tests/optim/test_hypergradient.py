@@ -180,7 +180,9 @@ def test_16_bit_inputs_stay() -> None:
     found, curvature = directions(NETWORK, point, *batches)
     assert jax.tree.map(lambda a: (a.shape, a.dtype), found) == jax.tree.map(lambda a: (a.shape, a.dtype), point)
     assert curvature.dtype == jnp.float32
-    wide = jax.tree.map(lambda a: a.astype(jnp.float32) if jnp.issubdtype(a.dtype, jnp.floating) else a, (point, batches))
+    wide = jax.tree.map(
+        lambda a: a.astype(jnp.float32) if jnp.issubdtype(a.dtype, jnp.floating) else a, (point, batches)
+    )
     expected, _ = directions(NETWORK, wide[0], *wide[1])
     # Eight bits of mantissa, some operations deep, numbers of order one.
     assert_trees_close(jax.tree.map(lambda a: a.astype(jnp.float32), found), expected, atol=0.1)
