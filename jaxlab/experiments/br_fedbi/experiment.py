@@ -89,46 +89,55 @@ def run(config: Config, run: Run) -> None:
 def _quadratic(config: Config, run: Run, cost: float) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     key = jax.random.fold_in(run.key, 0)
     rounds, f = config.quadratic_rounds, quadratic.BYZANTINE
+    most = (quadratic.HONEST + f - 1) // 2
+    # Whether clients are alike, index of the aggregator, attack, Byzantine clients.
     scenarios = {
-        "no attack, mean": (False, "mean", "none", f),
-        "inner product, mean": (False, "mean", "inner_product", f),
-        "inner product, trimmed mean": (False, "trimmed_mean", "inner_product", f),
-        "alike, inner product, trimmed mean": (True, "trimmed_mean", "inner_product", f),
-        "alike, 7 of 15 Byzantine, trimmed mean": (True, "trimmed_mean", "inner_product", quadratic.HONEST - 1),
+        "no attack, mean": (False, 0, "none", f),
+        "inner product, mean": (False, 0, "inner_product", f),
+        "inner product, trimmed mean": (False, 1, "inner_product", f),
+        "alike, inner product, trimmed mean": (True, 1, "inner_product", f),
+        f"alike, {most} of 11 Byzantine, trimmed mean": (True, 2, "inner_product", most),
     }
 
-    def measured() -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def path(problem: jax.Array, alike: bool, beta: float, noise: float, which: tuple, key: jax.Array) -> dict:
+        rule, attack, byzantine = which
         with jax.enable_x64(True):
-            nothing = jnp.zeros(())
-            for name, (alike, rule, attack, byzantine) in scenarios.items():
-                clients = quadratic.Clients.draw(jax.random.fold_in(key, 0), homogeneous=alike)
-                indices = quadratic.AGGREGATORS.index(rule), quadratic.ATTACKS.index(attack)
-                rule_index, attack_index = (jnp.asarray(index, jnp.int32) for index in indices)
-                found[name] = quadratic.path(
-                    clients, nothing, nothing, rule_index, attack_index, key, f=byzantine, rounds=rounds
-                )
-            problems, noises = jax.random.split(jax.random.fold_in(key, 1), (2, config.floor_runs))
-            betas = jnp.asarray(config.betas)
-            for name, alike in (("alike", True), ("different", False)):
-                clients = jax.vmap(functools.partial(quadratic.Clients.draw, homogeneous=alike))(problems)
-                found[name] = quadratic.floors(clients, betas, noises, rounds=rounds)
+            indices = (jnp.asarray(i, jnp.int32) for i in (rule, quadratic.ATTACKS.index(attack), byzantine))
+            scalars = jnp.asarray(beta, jnp.float64), jnp.asarray(noise, jnp.float64)
+            found = quadratic.path(problem, jnp.asarray(alike), *scalars, *indices, key, rounds=rounds)
             return jax.tree.map(np.asarray, found)
+
+    def noiseless() -> dict[str, dict]:
+        return {name: path(key, alike, 0.0, 0.0, which, key) for name, (alike, *which) in scenarios.items()}
 
     def log(i: int, found: dict[str, Any]) -> list[dict[str, Any]]:
         return [{"scenario": name, "error": found[name]["error"][-1]} for name in scenarios]
 
-    found = run.stage("quadratic", measured, cost=cost, log=log)
+    found = run.stage("quadratic", noiseless, cost=cost / 2, log=log)
+    runs = [(alike, beta, k) for alike in (True, False) for beta in config.betas for k in range(config.floor_runs)]
+
+    def to_floor(carry: tuple, i: int) -> tuple[tuple, np.ndarray]:
+        alike, beta, k = runs[i]
+        problem, noise = jax.random.split(jax.random.fold_in(key, k))
+        norms = path(problem, alike, beta, 1.0, (1, "alie", f), noise)["norm"]
+        return carry, np.float64(quadratic.floor(norms))
+
+    def log_floor(i: int, value: np.ndarray) -> dict[str, Any]:
+        alike, beta, k = runs[i]
+        return {"alike": alike, "beta": beta, "run": k, "floor": value}
+
+    _, rest = run.loop("floors", to_floor, (), len(runs), cost=cost / 2, log=log_floor)
+    of_alike, of_different = np.sqrt(np.mean(np.square(rest.reshape(2, len(config.betas), -1)), -1))
+    floors = {"alike": of_alike, "different": of_different}
     errors = {name: found[name]["error"] for name in scenarios}
-    no_attack, mean, heterogeneous, alike, most = (errors[name][-1] for name in scenarios)
-    floors = {name: np.sqrt(np.mean(np.square(found[name]), 0)) for name in ("alike", "different")}
+    no_attack, mean, heterogeneous, alike, at_most = (errors[name][-1] for name in scenarios)
     variances = quadratic.relative_variances(np.asarray(config.betas))
     run.measure("converges_without_attack", no_attack)
     run.measure("mean_aggregation_fails", mean)
     run.measure("exact_recovery_when_homogeneous", alike)
     run.measure("momentum_removes_variance_floor", np.polyfit(np.log(variances), np.log(floors["alike"]), 1)[0])
     refusals = quadratic.refuses_half(config.clients)
-    run.measure("breakdown_at_half", most if all(refusals.values()) else np.inf)
+    run.measure("breakdown_at_half", at_most if all(refusals.values()) else np.inf)
     for name in scenarios:
         run.row(f"quadratic, {name}", error=errors[name][-1], hypergradient=found[name]["norm"][-1])
     run.note(

@@ -12,19 +12,20 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxlab.experiments.br_fedbi.simulation import METHODS, Scenario, stepper_for
 from jaxlab.optim import bilevel, make_aggregator
 from jaxlab.optim.bilevel import BilevelPoint, BilevelProblem, ClientBatches
 
-__all__ = ["BYZANTINE", "HONEST", "Clients", "floors", "path", "refuses_half", "relative_variances"]
+__all__ = ["BYZANTINE", "HONEST", "Clients", "floor", "path", "refuses_half", "relative_variances"]
 
 RIDGE = 0.1
-LEARNING_RATE, RATIOS = 0.05, (4.0, 4.0)
-AGGREGATORS = ("mean", "trimmed_mean")
-ATTACKS = ("none", "inner_product", "alie")
 HONEST, BYZANTINE = 8, 3
+LEARNING_RATE, RATIOS = 0.05, (4.0, 4.0)
+# With the number of Byzantine clients they assume: what there is, and the largest minority.
+AGGREGATORS = (("mean", 0), ("trimmed_mean", BYZANTINE), ("trimmed_mean", (HONEST + BYZANTINE - 1) // 2))
+ATTACKS = ("none", "inner_product", "alie")
 _X, _Y = 3, 4
 # Those that know how many Byzantine clients to tolerate.
 _COUNTING_RULES = (
@@ -48,21 +49,18 @@ class Clients(NamedTuple):
     target: Float[Array, "n y"]
 
     @classmethod
-    def draw(cls, key: Key[Array, ""], *, homogeneous: bool = False) -> "Clients":
-        """Honest clients; all of them the average one where ``homogeneous``."""
-        keys = jax.random.split(key, 4)
-        m = jax.random.normal(keys[0], (HONEST, _Y, _Y))
-        made = cls(
-            1.5 * jnp.eye(_Y) + 0.1 * (m + m.swapaxes(1, 2)),
-            0.5 * jax.random.normal(keys[1], (HONEST, _Y, _X)),
-            jax.random.normal(keys[2], (HONEST, _Y)),
-            jax.random.normal(keys[3], (HONEST, _Y)),
-        )
-        return cls(*(jnp.broadcast_to(v.mean(0), v.shape) for v in made)) if homogeneous else made
+    def draw(cls, key: Key[Array, ""], alike: Bool[Array, ""]) -> "Clients":
+        """Honest clients; all of them the average one where ``alike``."""
+        sizes = (_Y * _Y, _Y * _X, _Y, _Y)
+        numbers = jnp.split(jax.random.normal(key, (HONEST, sum(sizes))), np.cumsum(sizes)[:-1], axis=1)
+        m, b, c, target = numbers
+        m, b = m.reshape(HONEST, _Y, _Y), b.reshape(HONEST, _Y, _X)
+        made = cls(1.5 * jnp.eye(_Y) + 0.1 * (m + m.swapaxes(1, 2)), 0.5 * b, c, target)
+        return cls(*(jnp.where(alike, v.mean(0), v) for v in made))
 
-    def with_byzantine(self, f: int) -> "Clients":
-        """And ``f`` Byzantine ones at the end, which compute what the average client would."""
-        return Clients(*(jnp.concatenate([v, jnp.broadcast_to(v.mean(0), (f, *v.shape[1:]))]) for v in self))
+    def with_average_ones(self) -> "Clients":
+        """And clients at the end, for attackers to speak for, which compute what the average client would."""
+        return Clients(*(jnp.concatenate([v, jnp.broadcast_to(v.mean(0), (BYZANTINE, *v.shape[1:]))]) for v in self))
 
     def solution(self) -> tuple[Array, Array, Array]:
         """x*, y*, z* of the averages."""
@@ -91,37 +89,40 @@ def _lower(x: Array, y: Array, batch: dict[str, Array]) -> Array:
 PROBLEM = BilevelProblem(_upper, _lower)
 
 
-@functools.partial(jax.jit, static_argnames=("f", "rounds"))
+@functools.partial(jax.jit, static_argnames="rounds")
 def path(
-    honest: Clients,
+    problem: Key[Array, ""],
+    alike: Bool[Array, ""],
     beta: Float[Array, ""],
     noise: Float[Array, ""],
     aggregator: Int[Array, ""],
     attack: Int[Array, ""],
+    byzantine: Int[Array, ""],
     key: Key[Array, ""],
     *,
-    f: int,
     rounds: int,
 ) -> dict[str, Float[Array, " rounds"]]:
     """Error and exact hypergradient norm after every round.
 
     Args:
-      honest: the honest clients.
+      problem: that the honest clients are drawn with.
+      alike: whether they are.
       beta: of the momentum; 0 is plain.
       noise: standard deviation of every component of every direction.
       aggregator, attack: indices among `AGGREGATORS` and `ATTACKS`.
+      byzantine: clients that lie, from the end. Beyond the three extra ones, honest clients turn.
       key: of the noise.
-      f: Byzantine clients, beside the honest ones; without an attack they send what the average client would.
       rounds: to run.
     """
-    clients = honest.with_byzantine(f)
-    n = HONEST + f
-    scenario = Scenario(attack, aggregator, jnp.arange(n) >= HONEST, jnp.asarray(LEARNING_RATE), beta, key)
+    honest = Clients.draw(problem, alike)
+    clients = honest.with_average_ones()
+    n = HONEST + BYZANTINE
+    scenario = Scenario(attack, aggregator, jnp.arange(n) >= n - byzantine, jnp.asarray(LEARNING_RATE), beta, key)
     init, step = stepper_for(
         METHODS["br_fedbi_m"],
         PROBLEM,
         scenario,
-        aggregators=[make_aggregator(name, f=f) for name in AGGREGATORS],
+        aggregators=[make_aggregator(name, f=f) for name, f in AGGREGATORS],
         attack_names=ATTACKS,
         ratios=RATIOS,
         radius=1e300,  # here z diverges where it wants to
@@ -143,25 +144,9 @@ def path(
     return jax.lax.scan(one_round, init(start), draws)[1]
 
 
-@functools.partial(jax.jit, static_argnames=("f", "rounds"))
-def floors(
-    honest: Clients, betas: Float[Array, " k"], keys: Key[Array, " r"], *, f: int = BYZANTINE, rounds: int = 4000
-) -> Float[Array, "r k"]:
-    """Root mean square of the exact hypergradient norm over the last half, at noise 1 under ALIE, for every beta.
-
-    Args:
-      honest: of ``r`` problems, stacked.
-      betas: of the momentum.
-      keys: of the noise.
-      f, rounds: as in `path`.
-    """
-    one, rule, attack = jnp.ones(()), jnp.int32(AGGREGATORS.index("trimmed_mean")), jnp.int32(ATTACKS.index("alie"))
-
-    def floor(clients: Clients, beta: Array, key: Array) -> Array:
-        norms = path(clients, beta, one, rule, attack, key, f=f, rounds=rounds)["norm"]
-        return jnp.sqrt(jnp.mean(norms[rounds // 2 :] ** 2))
-
-    return jax.vmap(jax.vmap(floor, (None, 0, None)), (0, None, 0))(honest, betas, keys)
+def floor(norms: Float[np.ndarray, " rounds"]) -> float:
+    """Where a path comes to rest: root mean square over its second half."""
+    return float(np.sqrt(np.mean(np.square(norms[len(norms) // 2 :]))))
 
 
 def refuses_half(n: int) -> dict[str, bool]:
