@@ -46,8 +46,8 @@ CLAIMS = (
     ),
     Claim(
         "beats_sub_loops_at_equal_messages",
-        "With as many messages, BR-FedBiM and BR-FedBiP are more accurate under the worst attack than the method with "
-        "sub-loops (least lead over all robust rules, points).",
+        "With a coordinate-wise rule and as many messages, BR-FedBiM and BR-FedBiP are more accurate under the worst "
+        "attack than the method with sub-loops (least lead, points).",
         ">",
         0.0,
     ),

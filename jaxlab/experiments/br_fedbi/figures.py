@@ -111,9 +111,11 @@ def claims(
     """Quadratic, noise floor, share of Byzantine clients, and learned weights, a panel each."""
     with run.figure("claims", nrows=2, ncols=2, figsize=(10.5, 7.5)) as (_, axes):
         quadratic, floor, share, cleaning = axes.ravel()
-        for name, error in paths.items():
+        # Some coincide: dashes let the one below show.
+        for (name, error), style in zip(paths.items(), ("-", "-", "-", "--", ":"), strict=True):
             # What overflows leaves the plot.
-            quadratic.semilogy(np.linspace(0, 1, len(error)), np.where(error < 1e12, error, np.nan), label=name)
+            shown = np.where(error < 1e12, error, np.nan)
+            quadratic.semilogy(np.linspace(0, 1, len(error)), shown, style, label=name)
         quadratic.set(xlabel="share of the rounds", ylabel="largest error of x, y, z", title="Quadratic")
         quadratic.legend(fontsize=7)
         for (name, values), colour in zip(floors.items(), ("#000000", "#4477aa"), strict=True):
