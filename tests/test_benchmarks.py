@@ -36,6 +36,22 @@ def torch_gt_nsgdm(load):
 
 
 @pytest.fixture
+def dynamics_metric(load):
+    return load("dynamics_metric")
+
+
+@pytest.fixture
+def pot():
+    pytest.importorskip("ot.sgot", reason="needs the peers extra: POT 0.9.7 or newer")
+
+
+@pytest.fixture
+def without_pot(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ot", None)
+    monkeypatch.setitem(sys.modules, "ot.sgot", None)
+
+
+@pytest.fixture
 def without_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "torch_gt_nsgdm", raising=False)
@@ -135,6 +151,73 @@ def test_peer_has_the_same_gradient(gt_nsgdm, torch_gt_nsgdm, make):
 def test_bad_options_end_with_one_line(gt_nsgdm, capsys, arguments, message):
     with pytest.raises(SystemExit) as stopped:
         gt_nsgdm.main(tiny(4, *arguments))
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith(message)
+
+
+METRIC = ["--systems", "4", "--rank", "2", "--repeats", "2"]
+
+
+@pytest.mark.usefixtures("pot")
+def test_both_distance_matrices_are_the_same(dynamics_metric, capsys, tmp_path):
+    dynamics_metric.main([*METRIC, "--out", str(tmp_path / "result.json")])
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["benchmark"], result["systems"], result["rank"], result["pairs"]) == ("dynamics_metric", 4, 2, 6)
+    assert 0 <= result["largest_difference"] <= result["tolerance"] == 1e-10
+    assert [(row["implementation"], len(row["seconds"])) for row in result["rows"]] == [("POT", 1), ("jaxlab", 2)]
+    for row in result["rows"]:
+        assert all(math.isfinite(seconds) and seconds > 0 for seconds in row["seconds"])
+        assert math.isfinite(row["compile_seconds"])
+        assert row["compile_seconds"] >= 0
+    pot, ours = (np.mean(row["seconds"]) for row in result["rows"])
+    assert [row["times_faster"] for row in result["rows"]] == [1.0, pytest.approx(pot / ours)]
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "6 pairs of systems, rank 2" in " ".join(shown.split())
+    assert not jax.config.jax_enable_x64  # double precision stays inside the script
+
+
+@pytest.mark.usefixtures("without_pot")
+def test_without_pot_jaxlab_is_measured_alone(dynamics_metric, capsys, tmp_path):
+    dynamics_metric.main([*METRIC, "--out", str(tmp_path / "result.json")])
+    shown = capsys.readouterr().out
+    assert "POT 0.9.7 or newer is not installed (extra 'peers'): only jaxlab is measured" in shown.splitlines()
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert [row["implementation"] for row in result["rows"]] == ["jaxlab"]
+    assert "times_faster" not in result["rows"][0]
+    assert "largest_difference" not in result
+
+
+def test_another_metric_is_found_out(dynamics_metric, monkeypatch, tmp_path):
+    monkeypatch.setattr(dynamics_metric, "pot_distance", lambda: lambda *systems: 1.0)
+    with pytest.raises(SystemExit, match=r"the matrices of jaxlab and POT differ by \S+, more than 1e-10"):
+        dynamics_metric.main([*METRIC, "--out", str(tmp_path / "result.json")])
+    assert not (tmp_path / "result.json").exists()
+
+
+@pytest.mark.parametrize("wrong", [1e-9, np.nan], ids=["off by a billionth", "not a number"])
+def test_comparison_of_matrices_bites(dynamics_metric, wrong):
+    matrix = np.array([[0.0, 1.0], [1.0, 0.0]])
+    assert dynamics_metric.check_same_work(matrix, matrix) == 0
+    assert dynamics_metric.check_same_work(matrix, matrix + 1e-12) == pytest.approx(1e-12, rel=1e-3)
+    with pytest.raises(SystemExit, match="the matrices of jaxlab and POT differ by"):
+        dynamics_metric.check_same_work(matrix, matrix + np.array([[0.0, wrong], [0.0, 0.0]]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--systems", "1"], "--systems must be at least 2, got 1"),
+        (["--rank", "0"], "--rank must be in [1, 24], got 0"),
+        (["--rank", "25"], "--rank must be in [1, 24], got 25"),
+        (["--repeats", "0"], "--repeats must be at least 1, got 0"),
+        (["--seed", "-1"], "--seed must be at least 0, got -1"),
+        (["--systems", "many"], "invalid int value: 'many'"),
+    ],
+)
+def test_bad_options_of_the_metric_end_with_one_line(dynamics_metric, capsys, arguments, message):
+    with pytest.raises(SystemExit) as stopped:
+        dynamics_metric.main([*METRIC, *arguments])
     assert stopped.value.code == 2
     assert capsys.readouterr().err.splitlines()[-1].endswith(message)
 

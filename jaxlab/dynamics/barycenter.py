@@ -32,11 +32,17 @@ import numpy as np
 import optax
 from jaxtyping import Array, Complex, Float
 
-from jaxlab.dynamics.ground_cost import SpectralGrassmannMetric, check_metric, cost_of_unit_atoms, unit_norm
-from jaxlab.dynamics.reduced_rank import Scalar
+from jaxlab.dynamics.ground_cost import (
+    SpectralGrassmannMetric,
+    check_atoms,
+    check_metric,
+    cost_of_unit_atoms,
+    unit_norm,
+)
+from jaxlab.dynamics.reduced_rank import Scalar, check_finite, integer, is_concrete, real_array
 from jaxlab.dynamics.spectral_grassmann import spectral_grassmann_distance
 from jaxlab.dynamics.spectrum import Spectrum, biorthogonalize, to_operator, unit_columns
-from jaxlab.dynamics.transport import check_weight, exact_transport
+from jaxlab.dynamics.transport import exact_transport, system_weights
 
 __all__ = ["MeanInfo", "constrained_hilbert_schmidt_mean", "frechet_mean", "interpolate", "matched_mean"]
 
@@ -82,11 +88,14 @@ def frechet_mean(
       The mean with ``left^* right = I``, and the course of the objective.
 
     Raises:
-      ValueError: weights that are no probability vector, a negative number of steps, systems whose atoms are weighted,
-        atoms of ``initial`` that neither pair up nor are real while ``real=True``, a singular ``right^* left``.
+      TypeError: kernel spectra (see above), ``real=True`` under `jit`, steps that are no integer.
+      ValueError: weights that are no probability vector, a negative number of steps, systems whose atoms are weighted
+        or not finite, an ``initial`` in another space, atoms of ``initial`` that neither pair up nor are real while
+        ``real=True``, a singular ``right^* left``.
     """
     weights = _check_systems(systems, weights, metric)
     start = matched_mean(systems, weights, metric) if initial is None else initial
+    _check_start(start, systems.right.shape[-2])
     return _descend(_weighted_squared_distance, (systems, weights, metric), start, steps, optimizer, real)
 
 
@@ -129,9 +138,16 @@ def constrained_hilbert_schmidt_mean(
 ) -> tuple[Spectrum, MeanInfo]:
     """Baseline: minimise ``sum_k gamma_k |T - T_k|_HS^2`` over operators of the rank of ``initial``, by its atoms.
 
-    Arguments and errors as in `frechet_mean`; ``dt`` is the step of the operators.
+    Arguments and errors as in `frechet_mean`; ``dt > 0`` is the step of the operators.
     """
-    weights = _check_weights(weights, len(operators), operators.dtype)
+    operators = real_array("operators", operators, "[operator, d, d]", batch=False)
+    check_finite("operators", operators)
+    if operators.shape[1] != operators.shape[2]:
+        raise ValueError(f"operators must be square matrices, got shape {operators.shape}")
+    if is_concrete(dt) and not 0 < dt < np.inf:
+        raise ValueError(f"dt must be positive and finite, got {dt}")
+    _check_start(initial, operators.shape[-1])
+    weights = system_weights(weights, len(operators), operators.dtype)
     data = (operators, weights, jnp.asarray(dt, operators.dtype))
     return _descend(_weighted_squared_frobenius, data, initial, steps, optimizer, real)
 
@@ -169,8 +185,10 @@ def _descend(
     optimizer: optax.GradientTransformation,
     real: bool,
 ) -> tuple[Spectrum, MeanInfo]:
-    if steps < 0:
+    if integer("steps", steps) < 0:
         raise ValueError(f"steps must be >= 0, got {steps}")
+    if real and not is_concrete(start):
+        raise TypeError("real=True reads the pairing of atoms from values; pass real=False under jit")
     return _search(objective, data, _split(biorthogonalize(start), real), steps, optimizer, real)
 
 
@@ -270,20 +288,22 @@ def _conjugate_pairs(spectrum: Spectrum) -> tuple[list[int], list[int]]:
 
 def _check_systems(systems: Spectrum, weights: Array | None, metric: SpectralGrassmannMetric) -> Array:
     check_metric(metric)
+    if not isinstance(systems, Spectrum):
+        raise TypeError(f"means need a Spectrum (see landmark_coordinates), got {type(systems).__name__}")
     if systems.eigenvalues.ndim != 2:
         raise ValueError(f"systems must be stacked along one leading axis, got shape {systems.eigenvalues.shape}")
+    check_atoms(systems, batch=1)
     if systems.weight is not None:
         raise ValueError("means need systems with equally weighted atoms (weight=None)")
-    return _check_weights(weights, systems.eigenvalues.shape[0], systems.right.real.dtype)
+    for name in ("eigenvalues", "right", "left"):
+        check_finite(f"the {name} of the systems", getattr(systems, name))
+    return system_weights(weights, systems.eigenvalues.shape[0], systems.right.real.dtype)
 
 
-def _check_weights(weights: Array | None, count: int, dtype: jnp.dtype) -> Array:
-    if weights is None:
-        return jnp.full(count, 1 / count, dtype)
-    if weights.shape != (count,):
-        raise ValueError(f"one weight for each of the {count} systems is needed, got shape {weights.shape}")
-    check_weight("system", weights)
-    return weights
+def _check_start(start: Spectrum, dimension: int) -> None:
+    check_atoms(start)
+    if start.right.shape[0] != dimension:
+        raise ValueError(f"operators live in different spaces: dimensions {start.right.shape[0]} and {dimension}")
 
 
 def _align_phase(reference: Complex[Array, "d r"], vectors: Complex[Array, "d r"]) -> Complex[Array, "d r"]:

@@ -29,15 +29,17 @@ Deviations from the paper:
    in float32. Work in float64 (``jax.enable_x64()``) where small distances matter.
 """
 
+import math
 from dataclasses import replace
 from typing import Literal, overload
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
-from jaxlab.dynamics.reduced_rank import Scalar, is_concrete
+from jaxlab.dynamics.reduced_rank import KernelOperator, Scalar, is_concrete
 from jaxlab.dynamics.spectrum import KernelSpectrum, Spectrum, unit_columns
 
 __all__ = ["GrassmannDistance", "SpectralGrassmannMetric", "ground_cost", "similarity", "unit_norm"]
@@ -45,6 +47,7 @@ __all__ = ["GrassmannDistance", "SpectralGrassmannMetric", "ground_cost", "simil
 GrassmannDistance = Literal["projector", "chordal", "geodesic", "procrustes", "martin"]
 
 _MARTIN_FLOOR = 1e-12
+_POSITIVE = ("exponent", "inner_root", "outer_root")
 
 
 @flax.struct.dataclass
@@ -132,9 +135,13 @@ def ground_cost(
     """Ground distance between all atoms of ``a`` and all of ``b``, raised to the order of the metric.
 
     Raises:
-      ValueError: ``eta`` outside [0, 1], ``order < 1``, an unknown ``grassmann``, systems in different spaces.
+      ValueError: ``eta`` outside [0, 1], ``order < 1``, another number of the metric out of range (under `jit` numbers
+        out of range give NaN), an unknown ``grassmann``, systems in different spaces or without atoms, arrays of a
+        spectrum that do not fit together.
     """
     check_metric(metric)
+    check_atoms(a)
+    check_atoms(b)
     return cost_of_unit_atoms(unit_norm(a), unit_norm(b), metric)
 
 
@@ -146,18 +153,71 @@ def cost_of_unit_atoms(
     real_scale, imaginary_scale = metric.eigenvalue_scale
     shift = jnp.abs(jax.lax.complex(difference.real * real_scale, difference.imag * imaginary_scale))
     angle = _grassmann_distance(similarity(a, b), metric.grassmann)
-    blend = metric.eta * shift**metric.exponent + (1 - metric.eta) * angle**metric.exponent
-    return blend ** (metric.order / metric.inner_root)
+    blend = metric.eta * positive_power(shift, metric.exponent) + (1 - metric.eta) * positive_power(
+        angle, metric.exponent
+    )
+    valid = (metric.eta >= 0) & (metric.eta <= 1) & (metric.order >= 1)
+    for name in _POSITIVE:
+        valid = valid & (getattr(metric, name) > 0)
+    return jnp.where(valid, positive_power(blend, metric.order / metric.inner_root), jnp.nan)
+
+
+def positive_power(value: Array, exponent: Scalar) -> Array:
+    """``value^exponent``, where not above zero 0 with derivative 0: a root has infinite slope there, NaN in a chain."""
+    positive = value > 0
+    return jnp.where(positive, jnp.where(positive, value, 1) ** exponent, jnp.where(jnp.isnan(value), value, 0))
 
 
 def check_metric(metric: SpectralGrassmannMetric) -> None:
-    """Raise `ValueError` for a metric that is none; numbers that are traced pass."""
+    """Raise `ValueError` for a metric that is none; numbers that are traced pass, and give NaN if out of range."""
+    if not isinstance(metric, SpectralGrassmannMetric):
+        raise TypeError(f"the metric must be a SpectralGrassmannMetric, got {metric!r}")
     if metric.grassmann not in _GRASSMANN:
         raise ValueError(f"grassmann must be one of {', '.join(_GRASSMANN)}, got {metric.grassmann!r}")
     if is_concrete(metric.eta) and not 0 <= metric.eta <= 1:
         raise ValueError(f"eta must be in [0, 1], got {metric.eta}")
-    if is_concrete(metric.order) and not metric.order >= 1:
-        raise ValueError(f"the order of a Wasserstein distance must be >= 1, got {metric.order}")
+    if is_concrete(metric.order) and not 1 <= metric.order < math.inf:
+        raise ValueError(f"the order of a Wasserstein distance must be >= 1 and finite, got {metric.order}")
+    for name in _POSITIVE:
+        value = getattr(metric, name)
+        if is_concrete(value) and not 0 < value < math.inf:
+            raise ValueError(f"{name} must be positive and finite, got {value}")
+    scale = metric.eigenvalue_scale
+    if (
+        not isinstance(scale, tuple)
+        or len(scale) != 2
+        or not all(not is_concrete(factor) or 0 <= factor < math.inf for factor in scale)
+    ):
+        raise ValueError(f"eigenvalue_scale must be two finite numbers >= 0, got {scale}")
+
+
+def check_atoms(spectrum: Spectrum | KernelSpectrum, *, batch: int = 0) -> None:
+    """Raise `ValueError` unless the arrays of a spectrum fit together, below ``batch`` leading axes."""
+    shapes = {name: np.shape(getattr(spectrum, name)) for name in ("eigenvalues", "right", "left")}
+    values, right, left = shapes.values()
+    if len(values) != batch + 1 or len(right) != batch + 2 or len(left) != batch + 2:
+        raise ValueError(
+            f"{'stacked systems' if batch else 'one system'} with eigenvalues {'[n, r]' if batch else '[r]'} needed, "
+            f"got arrays of shape {shapes}"
+        )
+    dimension = right[-2] == left[-2] or isinstance(spectrum, KernelSpectrum)
+    if (
+        not values[-1] == right[-1] == left[-1]
+        or not dimension
+        or len({shape[:batch] for shape in shapes.values()}) > 1
+    ):
+        raise ValueError(f"eigenvalues, right and left vectors of a spectrum must match, got shapes {shapes}")
+    if values[-1] == 0:
+        raise ValueError("a spectrum needs at least one atom, got none")
+
+
+def check_same_kernel(a: KernelSpectrum | KernelOperator, b: KernelSpectrum | KernelOperator) -> None:
+    """Raise `ValueError` unless both live in the space of one kernel on states of one dimension."""
+    if a.x.shape[-1] != b.x.shape[-1] or a.kernel != b.kernel:
+        raise ValueError(
+            f"operators live in different spaces: kernel {a.kernel} on R^{a.x.shape[-1]} "
+            f"and {b.kernel} on R^{b.x.shape[-1]}"
+        )
 
 
 _GRASSMANN = {
@@ -175,6 +235,7 @@ def _grassmann_distance(delta: Array, name: GrassmannDistance) -> Array:
 
 
 def _unit_functions(coefficients: Array, gram: Array) -> Array:
+    coefficients = coefficients / jax.lax.stop_gradient(jnp.max(jnp.abs(coefficients), axis=-2, keepdims=True))
     squared = jnp.einsum("...ir,...ij,...jr->...r", coefficients.conj(), gram, coefficients).real
     return coefficients / jnp.sqrt(squared)[..., None, :]
 
@@ -183,10 +244,6 @@ def _check_same_space(a: Spectrum | KernelSpectrum, b: Spectrum | KernelSpectrum
     if type(a) is not type(b):
         raise ValueError(f"operators live in different spaces: {type(a).__name__} and {type(b).__name__}")
     if isinstance(a, KernelSpectrum) and isinstance(b, KernelSpectrum):
-        if a.x.shape[-1] != b.x.shape[-1] or a.kernel != b.kernel:
-            raise ValueError(
-                f"operators live in different spaces: kernel {a.kernel} on R^{a.x.shape[-1]} "
-                f"and {b.kernel} on R^{b.x.shape[-1]}"
-            )
+        check_same_kernel(a, b)
     elif a.right.shape[-2] != b.right.shape[-2]:
         raise ValueError(f"operators live in different spaces: dimensions {a.right.shape[-2]} and {b.right.shape[-2]}")

@@ -26,8 +26,13 @@ Deviations from the references:
    eigenvalues of ``K``.
 3. Nystroem uses one set of landmarks for inputs and outputs. Sharing it between systems puts all of them in one
    finite-dimensional space.
+4. A rank that the data do not have at the working precision is refused: the directions beyond it would be rounding.
+
+Integers and half precision (which has no matrix decompositions) are computed in float32.
 """
 
+import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -108,8 +113,9 @@ class GaussianKernel:
     bandwidth: float
 
     def __post_init__(self) -> None:
-        if not self.bandwidth > 0:
-            raise ValueError(f"bandwidth must be positive, got {self.bandwidth}")
+        object.__setattr__(self, "bandwidth", float(self.bandwidth))  # an array would have no hash
+        if not 0 < self.bandwidth < math.inf:
+            raise ValueError(f"bandwidth must be positive and finite, got {self.bandwidth}")
 
     def __call__(self, a: Float[Array, "n c"], b: Float[Array, "m c"]) -> Float[Array, "n m"]:
         squared = jnp.sum(a**2, 1)[:, None] + jnp.sum(b**2, 1)[None, :] - 2 * a @ b.T
@@ -117,7 +123,7 @@ class GaussianKernel:
 
 
 def delay_embedding(
-    trajectory: Float[Array, "*batch t c"], lags: int | Sequence[float], *, dt: int | float = 1.0
+    trajectory: Real[Array | np.ndarray, "*batch t c"], lags: int | Sequence[float], *, dt: int | float = 1.0
 ) -> Float[Array, "*batch s e"]:
     """Stack each state with later ones: rows ``(z(t + lag_1), ..., z(t + lag_w))``.
 
@@ -134,14 +140,17 @@ def delay_embedding(
       One row per time at which the whole window fits, the ``c`` channels of the first lag first.
 
     Raises:
-      ValueError: no lag, a negative or non-increasing lag, ``dt <= 0``, a trajectory that is not finite or is too
-        short for one pair of snapshots.
+      TypeError: a trajectory that is no array of real numbers, a number of lags that is no integer.
+      ValueError: no lag, a negative or non-increasing lag, ``dt <= 0``, a trajectory without a time and a channel axis,
+        not finite, or too short for one pair of snapshots.
 
     Example:
       >>> delay_embedding(jnp.arange(5.0)[:, None], 3)[0]
       Array([0., 1., 2.], dtype=float32)
     """
-    _check_finite("trajectory", trajectory)
+    # Integers would cut off what lies between two samples.
+    trajectory = real_array("trajectory", trajectory, "[time, channel]", half=True)
+    check_finite("trajectory", trajectory)
     offsets = _sample_offsets(lags, dt)
     length = trajectory.shape[-2]
     rows = length - int(np.ceil(offsets[-1]))
@@ -160,8 +169,8 @@ def delay_embedding(
 
 
 def reduced_rank_regression(
-    x: Float[Array, "*batch n d"],
-    y: Float[Array, "*batch m d"],
+    x: Real[Array | np.ndarray, "*batch n d"],
+    y: Real[Array | np.ndarray, "*batch m d"],
     rank: int,
     *,
     regularization: Scalar | None = None,
@@ -175,16 +184,21 @@ def reduced_rank_regression(
       regularization: the ridge ``gamma >= 0``, absolute; ``None`` is ``1e-6`` of the largest eigenvalue of ``C``.
 
     Raises:
-      ValueError: differing shapes, a rank out of range, values that are not finite, a negative regularisation.
+      TypeError: values that are not real numbers, a rank that is no integer.
+      ValueError: differing shapes, a rank out of range or (outside `jit`) above the numerical rank of the data, values
+        that are not finite, so large or so small that their squares overflow or vanish, a negative regularisation.
     """
-    _check_snapshots(x, y, rank, min(x.shape[-2:]))
+    x, y = (real_array(name, values, "[snapshot, feature]") for name, values in (("x", x), ("y", y)))
+    rank = _check_snapshots(x, y, rank, min(x.shape[-2:]))
     _check_regularization(regularization)
-    return _regress(x, y, regularization, rank=rank)
+    found, supported = _regress(x, y, regularization, rank=rank)
+    _check_supported(supported, rank, found.input_factor.dtype)
+    return found
 
 
 def kernel_reduced_rank_regression(
-    x: Float[Array, "n c"],
-    y: Float[Array, "n_y c"],
+    x: Real[Array | np.ndarray, "n c"],
+    y: Real[Array | np.ndarray, "n_y c"],
     rank: int,
     *,
     kernel: Kernel = linear_kernel,
@@ -203,23 +217,30 @@ def kernel_reduced_rank_regression(
       landmarks: points whose kernel functions span the space of the operator.
 
     Raises:
-      ValueError: differing shapes, a rank out of range, values that are not finite, a negative regularisation.
+      TypeError: values that are not real numbers, a rank that is no integer.
+      ValueError: as in `reduced_rank_regression`; a batch of systems (use `jax.vmap`); landmarks that are not finite or
+        have other channels.
     """
-    _check_snapshots(x, y, rank, len(x) if landmarks is None else len(landmarks))
+    x, y = (real_array(name, values, "[snapshot, channel]", batch=False) for name, values in (("x", x), ("y", y)))
+    if landmarks is not None:
+        landmarks = check_landmarks(landmarks, x.shape[-1])
+    rank = _check_snapshots(x, y, rank, len(x) if landmarks is None else len(landmarks))
     _check_regularization(regularization)
     if landmarks is not None:
         whitening = inverse_square_root(kernel(landmarks, landmarks))
-        operator = reduced_rank_regression(
+        reduced = reduced_rank_regression(
             kernel(x, landmarks) @ whitening, kernel(y, landmarks) @ whitening, rank, regularization=regularization
         )
         return KernelOperator(
             x=landmarks,
             y=landmarks,
-            input_factor=whitening @ operator.input_factor,
-            output_factor=whitening @ operator.output_factor,
+            input_factor=whitening @ reduced.input_factor,
+            output_factor=whitening @ reduced.output_factor,
             kernel=kernel,
         )
-    return _kernel_regress(x, y, regularization, rank=rank, kernel=kernel)
+    found, supported = _kernel_regress(x, y, regularization, rank=rank, kernel=kernel)
+    _check_supported(supported, rank, found.input_factor.dtype)
+    return found
 
 
 def inverse_square_root(gram: Float[Array, "n n"]) -> Float[Array, "n n"]:
@@ -235,20 +256,69 @@ def is_concrete(tree: Any) -> bool:
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
+def real_array(name: str, values: Any, axes: str, *, batch: bool = True, half: bool = False) -> Array:
+    """The values as a floating-point array whose last axes are ``axes``, in at least float32 unless ``half``.
+
+    Raises:
+      TypeError: values that are no real numbers.
+      ValueError: too few axes, too many without ``batch``, an axis of length zero after the first of ``axes``.
+    """
+    array = jnp.asarray(values)
+    if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):
+        raise TypeError(f"{name} must hold real numbers, got {array.dtype}")
+    needed = axes.count(",") + 1
+    if array.ndim < needed or (array.ndim > needed and not batch) or 0 in array.shape[array.ndim - needed + 1 :]:
+        raise ValueError(f"{name} must be an array {axes}, got shape {array.shape}")
+    if half and jnp.issubdtype(array.dtype, jnp.floating):
+        return array
+    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
+
+
+def integer(name: str, value: Any) -> int:
+    """A static size as a Python int.
+
+    Raises:
+      TypeError: not an integer.
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+
+
+def check_landmarks(landmarks: Array, channels: int) -> Array:
+    """Landmarks as an array, for states of so many channels.
+
+    Raises:
+      ValueError: other channels, values that are not finite.
+    """
+    landmarks = real_array("landmarks", landmarks, "[landmark, channel]", batch=False)
+    if landmarks.shape[1] != channels:
+        raise ValueError(f"landmarks must have the {channels} channels of the states, got shape {landmarks.shape}")
+    check_finite("landmarks", landmarks)
+    return landmarks
+
+
 @partial(jax.jit, static_argnames="rank")
-def _regress(x: Array, y: Array, regularization: Scalar | None, *, rank: int) -> LowRankOperator:
+def _regress(x: Array, y: Array, regularization: Scalar | None, *, rank: int) -> tuple[LowRankOperator, Array]:
+    """The operator, and the rank that the data support at this precision (-1 where it is not finite)."""
     n = x.shape[-2]
     values, vectors = jnp.linalg.eigh(x.mT @ x / n)
     shifted = jnp.maximum(values, 0) + _ridge(values, regularization)
     whitening = (vectors / jnp.sqrt(shifted)[..., None, :]) @ vectors.mT
     u, s, vt = jnp.linalg.svd(whitening @ (x.mT @ y / n), full_matrices=False)
-    return LowRankOperator(
+    # The rounding of the moments, eps of the largest, goes through the whitening of the weakest direction.
+    floor = jnp.finfo(s.dtype).eps * jnp.sqrt(shifted[..., -1:] / shifted[..., :1]) * s[..., :1]
+    found = LowRankOperator(
         input_factor=whitening @ (u[..., :rank] * s[..., None, :rank]), output_factor=vt.mT[..., :rank]
     )
+    return found, _supported_rank(found, s > floor)
 
 
 @partial(jax.jit, static_argnames=("rank", "kernel"))
-def _kernel_regress(x: Array, y: Array, regularization: Scalar | None, *, rank: int, kernel: Kernel) -> KernelOperator:
+def _kernel_regress(
+    x: Array, y: Array, regularization: Scalar | None, *, rank: int, kernel: Kernel
+) -> tuple[KernelOperator, Array]:
     n = len(x)
     values, vectors = jnp.linalg.eigh(kernel(x, x) / n)
     values = jnp.maximum(values, 0)
@@ -256,14 +326,38 @@ def _kernel_regress(x: Array, y: Array, regularization: Scalar | None, *, rank: 
     output_gram = kernel(y, y) / n
     half_filter = (vectors * jnp.sqrt(values / shifted)) @ vectors.T
     s2, w = jnp.linalg.eigh(half_filter @ output_gram @ half_filter)
+    supported = s2 > n * jnp.finfo(s2.dtype).eps * s2[-1]
     w, s2 = w[:, -rank:], s2[-rank:]
     g = output_gram @ (half_filter @ w) / s2
     u = (vectors / shifted) @ (vectors.T @ g)
     v = (vectors * (values / shifted)) @ (vectors.T @ g)
-    return KernelOperator(x=x, y=y, input_factor=u / jnp.sqrt(n), output_factor=v / jnp.sqrt(n), kernel=kernel)
+    found = KernelOperator(x=x, y=y, input_factor=u / jnp.sqrt(n), output_factor=v / jnp.sqrt(n), kernel=kernel)
+    return found, _supported_rank(found, supported)
 
 
-def _check_finite(name: str, values: Array) -> None:
+def _supported_rank(found: LowRankOperator | KernelOperator, supported: Array) -> Array:
+    finite = jnp.all(jnp.isfinite(found.core), axis=(-1, -2))
+    return jnp.where(finite, jnp.sum(supported, axis=-1), -1)
+
+
+def _check_supported(supported: Array, rank: int, precision: jnp.dtype) -> None:
+    if not is_concrete(supported):
+        return
+    least = np.asarray(supported).min()
+    if least < 0:
+        raise ValueError(
+            f"the regression is not finite: the squares of the values overflow or vanish in {precision}, "
+            "scale the data, or raise the regularization"
+        )
+    if least < rank:
+        raise ValueError(
+            f"the data support only rank {least} in {precision}, got rank {rank}: lower the rank or raise the "
+            "regularization"
+        )
+
+
+def check_finite(name: str, values: Array) -> None:
+    """Raise `ValueError` unless all values are finite, with the place of the first that is not."""
     if is_concrete(values):
         bad = np.argwhere(~np.isfinite(np.asarray(values)))
         if len(bad):
@@ -272,37 +366,48 @@ def _check_finite(name: str, values: Array) -> None:
             )
 
 
-def _check_snapshots(x: Array, y: Array, rank: int, largest: int) -> None:
+def _check_snapshots(x: Array, y: Array, rank: int, largest: int) -> int:
+    rank = integer("rank", rank)
     if x.shape != y.shape:
         raise ValueError(f"x and y must hold the same number of snapshots and features, got {x.shape} and {y.shape}")
     if not 1 <= rank <= largest:
         raise ValueError(f"rank must be in [1, {largest}] for snapshots of shape {x.shape}, got {rank}")
-    _check_finite("x", x)
-    _check_finite("y", y)
+    check_finite("x", x)
+    check_finite("y", y)
+    return rank
 
 
 def _check_regularization(regularization: Scalar | None) -> None:
-    if regularization is not None and is_concrete(regularization) and not regularization >= 0:
-        raise ValueError(f"regularization must be >= 0, got {regularization}")
+    if regularization is not None and is_concrete(regularization) and not 0 <= regularization < math.inf:
+        raise ValueError(f"regularization must be >= 0 and finite, got {regularization}")
 
 
 def _ridge(values: Array, regularization: Scalar | None) -> Array:
     if regularization is None:
         return _RELATIVE_REGULARIZATION * values[..., -1:]
-    return jnp.asarray(regularization, values.dtype)
+    ridge = jnp.asarray(regularization, values.dtype)
+    return jnp.where(ridge >= 0, ridge, jnp.nan)
 
 
 def _sample_offsets(lags: int | Sequence[float], dt: int | float) -> np.ndarray:
-    if isinstance(lags, int):
-        if lags < 1:
-            raise ValueError(f"a delay window needs at least one sample, got {lags}")
-        return np.arange(lags, dtype=float)
+    if np.ndim(lags) == 0:
+        count = integer("the number of lags", lags)
+        if count < 1:
+            raise ValueError(f"a delay window needs at least one sample, got {count}")
+        return np.arange(count, dtype=float)
     times = np.asarray(lags, dtype=float)
-    if not dt > 0:
-        raise ValueError(f"dt must be positive, got {dt}")
-    if len(times) == 0 or times[0] < 0 or np.any(np.diff(times) <= 0):
-        raise ValueError(f"lags must be increasing and >= 0, got {list(lags)}")
+    if not 0 < dt < math.inf:
+        raise ValueError(f"dt must be positive and finite, got {dt}")
+    if (
+        times.ndim != 1
+        or len(times) == 0
+        or not (times[0] >= 0 and np.all(np.diff(times) > 0) and times[-1] < math.inf)
+    ):
+        raise ValueError(f"lags must be increasing, >= 0 and finite, got {times.tolist()}")
     offsets = times / dt
     # 0.05 / 0.005 is 10.000000000000002: without the rounding a lag on the grid would ask for one sample more.
     nearest = np.round(offsets)
-    return np.where(np.abs(offsets - nearest) < 1e-6, nearest, offsets)
+    offsets = np.where(np.abs(offsets - nearest) < 1e-6, nearest, offsets)
+    if not (np.all(np.diff(offsets) > 0) and offsets[-1] < math.inf):
+        raise ValueError(f"lags must differ by more than 1e-6 sampling steps, got {times.tolist()} for dt {dt}")
+    return offsets

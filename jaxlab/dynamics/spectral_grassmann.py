@@ -31,8 +31,15 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, PyTree
 
-from jaxlab.dynamics.ground_cost import SpectralGrassmannMetric, check_metric, cost_of_unit_atoms, unit_norm
-from jaxlab.dynamics.reduced_rank import Scalar, is_concrete
+from jaxlab.dynamics.ground_cost import (
+    SpectralGrassmannMetric,
+    check_atoms,
+    check_metric,
+    cost_of_unit_atoms,
+    positive_power,
+    unit_norm,
+)
+from jaxlab.dynamics.reduced_rank import Scalar, integer, is_concrete
 from jaxlab.dynamics.spectrum import KernelSpectrum, Spectrum
 from jaxlab.dynamics.transport import Transport, check_epsilon, check_weight, exact_transport, sinkhorn_transport
 
@@ -59,8 +66,8 @@ def eta_heuristic(sampling_rate: int | float) -> float:
     Raises:
       ValueError: ``sampling_rate <= 0``.
     """
-    if not sampling_rate > 0:
-        raise ValueError(f"sampling rate must be positive, got {sampling_rate}")
+    if not 0 < sampling_rate < math.inf:
+        raise ValueError(f"sampling rate must be positive and finite, got {sampling_rate}")
     return 1 / (1 + sampling_rate / (2 * math.sqrt(2)))
 
 
@@ -111,7 +118,7 @@ def spectral_grassmann_transport(
       ValueError: systems in different spaces, a metric that is none (``eta`` outside [0, 1], ``order < 1``), weights
         that are negative or do not sum to 1, the exact solver with weighted atoms, an unknown solver.
     """
-    _check(a, b, metric, solver, epsilon)
+    _check(a, b, metric, solver, epsilon, batch=0)
     return _transport(a, b, metric, epsilon, solver=solver)
 
 
@@ -130,7 +137,7 @@ def spectral_grassmann_distance_matrix(
     Compiles once for each shape; the numbers in ``metric`` may change without a new compilation. ``chunk_size`` and
     ``mesh`` as in `pairwise_distances`, errors as in `spectral_grassmann_distance`.
     """
-    _check(a, a if b is None else b, metric, solver, epsilon)
+    _check(a, a if b is None else b, metric, solver, epsilon, batch=1)
     return _distance_matrix(a, b, metric, epsilon, solver=solver, chunk_size=chunk_size, mesh=mesh)
 
 
@@ -156,16 +163,24 @@ def pairwise_distances(
       mesh: devices over which the rows are spread (all axes of the mesh); ``b`` is copied to each.
 
     Raises:
-      ValueError: a ``chunk_size`` below 1, or no system.
+      TypeError: a ``chunk_size`` that is no integer.
+      ValueError: a ``chunk_size`` below 1, no system, leaves without a leading axis or with different ones, a distance
+        that is no scalar.
     """
-    if chunk_size is not None and chunk_size < 1:
+    if chunk_size is not None and integer("chunk_size", chunk_size) < 1:
         raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
+    a, b = jax.tree.map(jnp.asarray, (a, b))  # rows of numpy arrays cannot be taken at a traced index
     n = _count(a)
     m = n if b is None else _count(b)
     if n == 0 or m == 0:
         raise ValueError(f"a distance matrix needs systems, got {n} and {m}")
     offsets = jnp.arange(1, n // 2 + 1) if b is None else jnp.arange(m)
     others = a if b is None else b
+    of_pair = jax.eval_shape(distance, *(jax.tree.map(lambda leaf: leaf[0], systems) for systems in (a, others)))
+    if jnp.shape(of_pair) != ():
+        raise ValueError(f"the distance of two systems must be a scalar, got shape {jnp.shape(of_pair)}")
+    if b is None and n == 1:
+        return jnp.zeros((1, 1), of_pair.dtype)
 
     def rows(index: Array, own: PyTree, others: PyTree) -> Array:
         def row(arguments: tuple[Array, PyTree]) -> Array:
@@ -234,7 +249,7 @@ def _solve(
 
 
 def _root(cost: Array, metric: SpectralGrassmannMetric) -> Array:
-    return cost ** (1 / (metric.order * metric.outer_root))
+    return positive_power(cost, 1 / (metric.order * metric.outer_root))
 
 
 def _check(
@@ -243,16 +258,22 @@ def _check(
     metric: SpectralGrassmannMetric,
     solver: Solver,
     epsilon: Scalar | None,
+    *,
+    batch: int,
 ) -> None:
     check_metric(metric)
     check_epsilon(epsilon)
     if solver not in ("exact", "sinkhorn"):
         raise ValueError(f"solver must be 'exact' or 'sinkhorn', got {solver!r}")
-    check_weight("first system's", a.weight)
-    check_weight("second system's", b.weight)
+    for name, system in (("first system's", a), ("second system's", b)):
+        check_atoms(system, batch=batch)
+        check_weight(name, system.weight, count=system.eigenvalues.shape[-1], dtype=system.right.real.dtype)
     if solver == "exact" and (a.weight is not None or b.weight is not None):
         raise ValueError("the exact solver needs equally weighted atoms (weight=None); use solver='sinkhorn'")
 
 
 def _count(systems: PyTree) -> int:
-    return np.shape(jax.tree.leaves(systems)[0])[0]
+    counts = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(systems)}
+    if len(counts) != 1 or counts == {()}:
+        raise ValueError(f"all leaves need one leading axis over the systems, got lengths {sorted(counts)}")
+    return counts.pop()[0]

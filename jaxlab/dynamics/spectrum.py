@@ -27,22 +27,25 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import overload
+from typing import Any, overload
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Complex, Float, Int
+from jaxtyping import Array, Complex, Float, Int, Real
 
 from jaxlab.dynamics.reduced_rank import (
     Kernel,
     KernelOperator,
     LowRankOperator,
     Scalar,
+    check_landmarks,
     delay_embedding,
+    integer,
     inverse_square_root,
     is_concrete,
+    real_array,
     reduced_rank_regression,
 )
 
@@ -60,6 +63,7 @@ __all__ = [
 
 _SMALLEST_EIGENVALUE = 1e-8
 _LARGEST_CONDITION = 1e8
+_DIGIT = 0.1  # eigenvectors with condition number c have a relative error of c eps; beyond this no digit is left
 
 
 @flax.struct.dataclass
@@ -91,7 +95,7 @@ class KernelSpectrum:
 
 @overload
 def generator_spectrum(
-    operator: LowRankOperator | Float[Array, "*batch d d"],
+    operator: LowRankOperator | Float[Array | np.ndarray, "*batch d d"],
     *,
     dt: Scalar | Float[Array, "*#batch"] = ...,
     rank: int | None = ...,
@@ -101,7 +105,7 @@ def generator_spectrum(
     operator: KernelOperator, *, dt: Scalar | Float[Array, "*#batch"] = ..., rank: int | None = ...
 ) -> KernelSpectrum: ...
 def generator_spectrum(
-    operator: LowRankOperator | KernelOperator | Float[Array, "*batch d d"],
+    operator: LowRankOperator | KernelOperator | Float[Array | np.ndarray, "*batch d d"],
     *,
     dt: Scalar | Float[Array, "*#batch"] = 1.0,
     rank: int | None = None,
@@ -119,29 +123,37 @@ def generator_spectrum(
       without a logarithm gives NaN instead of an error.
 
     Raises:
-      ValueError: ``dt <= 0``, a rank out of range, an eigenvalue with modulus below 1e-8 (its generator eigenvalue
-        would be minus infinity), an eigenvalue that is not finite.
+      ValueError: ``dt <= 0``, more steps than systems, a matrix that is not square, a rank out of range, an eigenvalue
+        of modulus below 1e-8 (its generator eigenvalue would be minus infinity) or below the rounding of the largest
+        one (``r eps``; it would be noise), an eigenvalue that is not finite.
 
     Warns:
-      RuntimeWarning: the eigenvector matrix has a condition number above 1e8 (the operator is nearly defective).
+      RuntimeWarning: the eigenvector matrix has a condition number above 1e8, in float32 above ``0.1 / eps = 8e5`` (the
+        operator is nearly defective).
     """
-    if is_concrete(dt) and not np.all(np.asarray(dt) > 0):
-        raise ValueError(f"dt must be positive, got {dt}")
-    if isinstance(operator, jax.Array):
-        identity = jnp.broadcast_to(jnp.eye(operator.shape[-1], dtype=operator.dtype), operator.shape)
-        operator = LowRankOperator(input_factor=operator, output_factor=identity)
+    operator = _factored(operator)
+    if is_concrete(dt) and not np.all((np.asarray(dt) > 0) & (np.asarray(dt) < np.inf)):
+        raise ValueError(f"dt must be positive and finite, got {dt}")
+    if np.ndim(dt) > operator.input_factor.ndim - 2:
+        raise ValueError(
+            f"one dt or one for each system is needed, got shape {np.shape(dt)} for systems of shape "
+            f"{operator.input_factor.shape[:-2]}"
+        )
     size = operator.input_factor.shape[-1]
-    if rank is not None and not 1 <= rank <= size:
+    rank = size if rank is None else integer("rank", rank)
+    if not 1 <= rank <= size:
         raise ValueError(f"rank must be in [1, {size}], got {rank}")
 
-    multipliers, right, left = _eigen(operator.core, size if rank is None else rank)
+    multipliers, right, left = _eigen(operator.core, rank)
     _check_multipliers(multipliers)
     # The sign of a zero imaginary part is an accident of rounding and would flip the branch of a negative eigenvalue.
     multipliers = jax.lax.complex(
         multipliers.real, jnp.where(multipliers.imag == 0, jnp.zeros_like(multipliers.imag), multipliers.imag)
     )
-    logarithm = jnp.where(jnp.abs(multipliers) < _SMALLEST_EIGENVALUE, jnp.nan, jnp.log(multipliers))
-    eigenvalues = logarithm / jnp.asarray(dt, right.real.dtype)[..., None]
+    modulus = jnp.abs(multipliers)
+    logarithm = jnp.where(modulus < _smallest_modulus(modulus), jnp.nan, jnp.log(multipliers))
+    step = jnp.asarray(dt, right.real.dtype)
+    eigenvalues = logarithm / jnp.where(step > 0, step, jnp.nan)[..., None]
     right, left = operator.input_factor @ right, operator.output_factor @ left
     if isinstance(operator, KernelOperator):
         return KernelSpectrum(
@@ -150,7 +162,7 @@ def generator_spectrum(
     spectrum = Spectrum(eigenvalues=eigenvalues, right=right, left=left)
     if is_concrete(spectrum):
         condition = float(jnp.max(eigenvector_condition(spectrum)))
-        if not condition <= _LARGEST_CONDITION:
+        if not condition <= min(_LARGEST_CONDITION, _DIGIT / float(jnp.finfo(right.dtype).eps)):
             warnings.warn(
                 f"nearly defective operator: its eigenvector matrix has condition number {condition:.1e}; "
                 "the eigenvectors are unreliable, try a lower rank",
@@ -161,13 +173,13 @@ def generator_spectrum(
 
 
 def trajectory_operator(
-    trajectory: Float[Array, "*batch t c"],
+    trajectory: Real[Array | np.ndarray, "*batch t c"],
     rank: int,
     *,
     dt: int | float = 1.0,
     lags: int | Sequence[float] = 1,
     regularization: Scalar | None = None,
-    lengths: Int[Array, "*batch"] | None = None,
+    lengths: Int[Array | np.ndarray, "*batch"] | None = None,
 ) -> LowRankOperator:
     """From sampled trajectories to operators: delay embedding, then regression of each row on the last.
 
@@ -179,11 +191,19 @@ def trajectory_operator(
       rank: rank of the operators.
       dt, lags: see `delay_embedding`.
       regularization: see `reduced_rank_regression`.
-      lengths: number of valid samples of each trajectory where they differ; what follows is padding and has no effect.
+      lengths: number of valid samples of each trajectory where they differ; what follows is padding (NaN too) and has
+        no effect.
 
     Raises:
-      ValueError: as in `delay_embedding` and `reduced_rank_regression`; a length outside [shortest useful, t].
+      TypeError: lengths that are no integers; as in `delay_embedding` and `reduced_rank_regression`.
+      ValueError: as in those; a length outside [shortest useful, t], other than one length for each trajectory.
     """
+    trajectory = real_array("trajectory", trajectory, "[time, channel]")
+    rank = integer("rank", rank)
+    if lengths is not None:
+        lengths = _integer_lengths(lengths, trajectory.shape[:-2])
+        within = jnp.arange(trajectory.shape[-2]) < lengths[..., None]
+        trajectory = jnp.where(within[..., None], trajectory, 0)
     embedded = delay_embedding(trajectory, lags, dt=dt)
     x, y = embedded[..., :-1, :], embedded[..., 1:, :]
     if lengths is not None:
@@ -198,13 +218,13 @@ def trajectory_operator(
 
 
 def trajectory_spectrum(
-    trajectory: Float[Array, "*batch t c"],
+    trajectory: Real[Array | np.ndarray, "*batch t c"],
     rank: int,
     *,
     dt: int | float = 1.0,
     lags: int | Sequence[float] = 1,
     regularization: Scalar | None = None,
-    lengths: Int[Array, "*batch"] | None = None,
+    lengths: Int[Array | np.ndarray, "*batch"] | None = None,
 ) -> Spectrum:
     """Spectra of sampled trajectories: `trajectory_operator`, then `generator_spectrum`.
 
@@ -228,12 +248,20 @@ def biorthogonalize(spectrum: Spectrum) -> Spectrum:
     """Scale and mix the vectors so that right ones have unit norm and ``left^* right = I`` (what a rank-r `T` needs).
 
     Raises:
-      ValueError: ``right^* left`` is singular.
+      TypeError: a `KernelSpectrum`; map it with `landmark_coordinates` first.
+      ValueError: values that are not finite, ``right^* left`` is singular at this precision.
     """
-    right = unit_columns(spectrum.right)
-    left = spectrum.left @ jnp.linalg.inv(right.conj().mT @ spectrum.left)
-    if is_concrete(left) and not np.all(np.isfinite(np.asarray(left))):
-        raise ValueError("right and left eigenvectors cannot be made biorthogonal: right^* left is singular")
+    if not isinstance(spectrum, Spectrum):
+        raise TypeError(f"a Spectrum is needed (see landmark_coordinates), got {type(spectrum).__name__}")
+    right, left = unit_columns(spectrum.right), unit_columns(spectrum.left)
+    product = right.conj().mT @ left
+    left = left @ jnp.linalg.inv(product)
+    if is_concrete(spectrum):
+        if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(spectrum)):
+            raise ValueError("the spectrum has eigenvalues or eigenvectors that are not finite")
+        singular = np.linalg.svd(np.asarray(product), compute_uv=False)
+        if not np.all(singular[..., -1] > singular.shape[-1] * np.finfo(singular.dtype).eps * singular[..., 0]):
+            raise ValueError("right and left eigenvectors cannot be made biorthogonal: right^* left is singular")
     return replace(spectrum, right=right, left=left)
 
 
@@ -241,8 +269,10 @@ def to_operator(spectrum: Spectrum, *, dt: Scalar = 1.0) -> Complex[Array, "*bat
     """The operator ``R diag(exp(lambda dt)) L^*`` with these atoms; real to rounding if they come in conjugate pairs.
 
     Raises:
-      ValueError: ``right^* left`` is singular.
+      TypeError, ValueError: see `biorthogonalize`; ``dt <= 0``.
     """
+    if is_concrete(dt) and not 0 < dt < np.inf:
+        raise ValueError(f"dt must be positive and finite, got {dt}")
     spectrum = biorthogonalize(spectrum)
     return (spectrum.right * jnp.exp(spectrum.eigenvalues * dt)[..., None, :]) @ spectrum.left.conj().mT
 
@@ -253,7 +283,14 @@ def landmark_coordinates(spectrum: KernelSpectrum, landmarks: Float[Array, "m c"
     With common landmarks, spectra of kernel operators become batched arrays, so that distance matrices are matrix
     products and Frechet means (the paper's control points) need no kernel. Exact where the span holds the
     eigenfunctions, their orthogonal projection elsewhere.
+
+    Raises:
+      TypeError: a `Spectrum`, which needs no landmarks.
+      ValueError: landmarks that are not finite or have other channels than the states.
     """
+    if not isinstance(spectrum, KernelSpectrum):
+        raise TypeError(f"landmarks are for a KernelSpectrum, got {type(spectrum).__name__}")
+    landmarks = check_landmarks(landmarks, spectrum.x.shape[-1])
     kernel = spectrum.kernel
     whitening = inverse_square_root(kernel(landmarks, landmarks))
     return Spectrum(
@@ -265,7 +302,10 @@ def landmark_coordinates(spectrum: KernelSpectrum, landmarks: Float[Array, "m c"
 
 
 def unit_columns(vectors: Complex[Array, "*batch d r"]) -> Complex[Array, "*batch d r"]:
-    """Every column divided by its Euclidean norm."""
+    """Every column divided by its Euclidean norm; a column of zeros becomes NaN."""
+    # Squares of very large or very small entries would overflow or vanish.
+    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(vectors), axis=-2, keepdims=True, initial=0))
+    vectors = vectors / largest
     return vectors / jnp.linalg.norm(vectors, axis=-2, keepdims=True)
 
 
@@ -300,6 +340,32 @@ def _host_eig(core: Array) -> tuple[Array, Array]:
     return jax.pure_callback(eig, result, core, vmap_method="expand_dims")
 
 
+def _factored(operator: Any) -> LowRankOperator | KernelOperator:
+    """The operator with factors that have matrix decompositions."""
+    if not isinstance(operator, LowRankOperator | KernelOperator):
+        matrix = jnp.asarray(operator)
+        if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2] or 0 in matrix.shape[-2:]:
+            raise ValueError(f"an operator is a square matrix, got shape {matrix.shape}")
+        identity = jnp.broadcast_to(jnp.eye(matrix.shape[-1], dtype=matrix.dtype), matrix.shape)
+        operator = LowRankOperator(input_factor=matrix, output_factor=identity)
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)), operator)
+
+
+def _integer_lengths(lengths: Any, batch: tuple[int, ...]) -> Array:
+    lengths = jnp.asarray(lengths)
+    if not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise TypeError(f"lengths must be integers, got {lengths.dtype}")
+    if lengths.shape != batch:
+        raise ValueError(f"one length for each trajectory is needed, got shape {lengths.shape} for shape {batch}")
+    return lengths
+
+
+def _smallest_modulus(modulus: Array) -> Array:
+    """Below this an eigenvalue is zero, or the rounding of the largest one."""
+    noise = modulus.shape[-1] * jnp.finfo(modulus.dtype).eps * jnp.max(modulus, axis=-1, keepdims=True)
+    return jnp.maximum(noise, _SMALLEST_EIGENVALUE)
+
+
 def _check_lengths(lengths: Array, shortest: int, longest: int) -> None:
     if is_concrete(lengths) and not np.all((np.asarray(lengths) >= shortest) & (np.asarray(lengths) <= longest)):
         raise ValueError(
@@ -314,7 +380,7 @@ def _check_multipliers(multipliers: Array) -> None:
     modulus = np.abs(np.asarray(multipliers))
     if not np.all(np.isfinite(modulus)):
         raise ValueError("the operator has eigenvalues that are not finite; lower the rank or raise the regularization")
-    if np.any(modulus < _SMALLEST_EIGENVALUE):
+    if np.any(modulus < np.asarray(_smallest_modulus(jnp.asarray(modulus)))):
         raise ValueError(
             f"eigenvalue ~0 (modulus {modulus.min():.1e}): its generator eigenvalue is minus infinity, lower the rank"
         )

@@ -8,12 +8,12 @@ assignment away from ties; for Sinkhorn it leaves out how the plan moves, which 
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Real
 from ott.geometry.epsilon_scheduler import Epsilon
 from ott.geometry.geometry import Geometry
 from ott.solvers import linear
@@ -43,9 +43,18 @@ class Transport(NamedTuple):
     converged: Bool[Array, ""]
 
 
+def exact_transport(cost: Real[Array, "n m"]) -> Transport:
+    """Optimal transport between equally weighted atoms, O(lcm(n, m)^3). A cost that is not finite gives NaN.
+
+    Raises:
+      TypeError: a cost that is not real.
+      ValueError: a cost that is no matrix, or without rows or columns.
+    """
+    return _assign(_cost_matrix(cost))
+
+
 @jax.jit
-def exact_transport(cost: Float[Array, "n m"]) -> Transport:
-    """Optimal transport between equally weighted atoms, O(lcm(n, m)^3). A cost that is not finite gives NaN."""
+def _assign(cost: Array) -> Transport:
     n, m = cost.shape
     size = math.lcm(n, m)
     finite = jnp.all(jnp.isfinite(cost))
@@ -58,7 +67,7 @@ def exact_transport(cost: Float[Array, "n m"]) -> Transport:
 
 
 def sinkhorn_transport(
-    cost: Float[Array, "n m"],
+    cost: Real[Array, "n m"],
     source: Float[Array, " n"] | None = None,
     target: Float[Array, " m"] | None = None,
     *,
@@ -67,20 +76,30 @@ def sinkhorn_transport(
     """Entropic optimal transport with weights, ``epsilon`` lowered geometrically to its final value.
 
     Args:
-      cost: cost matrix.
+      cost: cost matrix; integers and half precision are computed in float32.
       source: weights of the rows, ``None`` for equal ones.
       target: weights of the columns.
-      epsilon: entropic regularisation in the unit of the cost, ``None`` for 1e-3 of the mean cost. The value lies above
-        the exact one by at most ``epsilon log(n m)`` once converged.
+      epsilon: entropic regularisation in the unit of the cost, ``None`` for 1e-3 of its mean modulus. The value lies
+        above the exact one by at most ``epsilon log(n m)`` once converged.
 
     Raises:
-      ValueError: weights that are negative or do not sum to 1 (to 1e-6), ``epsilon <= 0``.
+      TypeError: a cost that is not real.
+      ValueError: a cost that is no matrix, weights that are negative, do not sum to 1 (to 1e-6, in half precision to
+        its rounding) or are not one for each row or column, ``epsilon <= 0``.
     """
-    for name, weight in (("source", source), ("target", target)):
-        check_weight(name, weight)
+    cost = _cost_matrix(cost)
+    source, target = (
+        check_weight(name, weight, count=count, dtype=cost.dtype)
+        for name, weight, count in (("source", source, cost.shape[0]), ("target", target, cost.shape[1]))
+    )
     check_epsilon(epsilon)
     fixed = jax.lax.stop_gradient(cost)
-    target_epsilon = _RELATIVE_EPSILON * jnp.mean(fixed) if epsilon is None else epsilon
+    if epsilon is None:
+        size = jnp.mean(jnp.abs(fixed))
+        # Where all costs vanish any plan is optimal; an epsilon of zero would make it NaN.
+        target_epsilon = _RELATIVE_EPSILON * jnp.where(size == 0, 1, size)
+    else:
+        target_epsilon = jnp.where(jnp.asarray(epsilon) > 0, epsilon, jnp.nan)
     # ott annotates the numbers of the schedule as floats and takes traced ones.
     schedule = Epsilon(target_epsilon, _largest_multiple(fixed, target_epsilon), decay=0.95)  # type: ignore[arg-type]
     output = linear.solve(
@@ -96,23 +115,63 @@ def sinkhorn_transport(
 
 def check_epsilon(epsilon: Scalar | None) -> None:
     """Raise `ValueError` unless the entropic regularisation is positive."""
-    if epsilon is not None and is_concrete(epsilon) and not epsilon > 0:
-        raise ValueError(f"epsilon must be positive, got {epsilon}")
+    if epsilon is not None and is_concrete(epsilon) and not 0 < epsilon < math.inf:
+        raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
 
 
-def check_weight(name: str, weight: Float[Array, "..."] | None) -> None:
-    """Raise `ValueError` unless the weights along the last axis are a probability vector."""
-    if weight is None or not is_concrete(weight):
-        return
-    values = np.asarray(weight)
-    if np.any(values < 0):
-        raise ValueError(f"{name} weights must be >= 0, got {values.min()}")
-    total = values.sum(-1).reshape(-1)
-    worst = total[np.argmax(np.abs(total - 1))]
-    if not abs(worst - 1) <= _WEIGHT_TOLERANCE:
-        raise ValueError(f"{name} weights must sum to 1, got a sum of {worst}")
+@overload
+def check_weight(name: str, weight: None, *, count: int, dtype: Any) -> None: ...
+@overload
+def check_weight(name: str, weight: Any, *, count: int, dtype: Any) -> Any: ...
+def check_weight(name: str, weight: Any, *, count: int, dtype: Any) -> Any:
+    """The weights as an array of the type, ``None`` for ``None``; NaN under `jit` where they are no weights.
+
+    Raises:
+      ValueError: unless the ``count`` weights along the last axis are a probability vector.
+    """
+    if weight is None:
+        return None
+    weight = jnp.asarray(weight)
+    if weight.ndim == 0 or weight.shape[-1] != count:
+        raise ValueError(f"{name} weights must be {count} numbers, got shape {weight.shape}")
+    tolerance = _WEIGHT_TOLERANCE
+    if jnp.issubdtype(weight.dtype, jnp.floating):
+        tolerance = max(tolerance, 4 * float(jnp.finfo(weight.dtype).eps))
+    weight = weight.astype(dtype)
+    total = jnp.sum(weight, axis=-1, keepdims=True)
+    if is_concrete(weight):
+        values = np.asarray(weight)
+        if np.any(values < 0):
+            raise ValueError(f"{name} weights must be >= 0, got {values.min()}")
+        totals = np.asarray(total).reshape(-1)
+        worst = totals[np.argmax(np.abs(totals - 1))] if totals.size else 1
+        if not abs(worst - 1) <= tolerance:
+            raise ValueError(f"{name} weights must sum to 1, got a sum of {worst}")
+        return weight
+    usable = (jnp.abs(total - 1) <= tolerance) & jnp.all(weight >= 0, axis=-1, keepdims=True)
+    return jnp.where(usable, weight, jnp.nan)
+
+
+def system_weights(weights: Any, count: int, dtype: Any) -> Array:
+    """Weights of ``count`` systems, equal ones for ``None``; errors as in `check_weight`."""
+    if count == 0:
+        raise ValueError("a mean needs at least one system, got none")
+    if weights is None:
+        return jnp.full(count, 1 / count, dtype)
+    if np.shape(weights) != (count,):
+        raise ValueError(f"one weight for each of the {count} systems is needed, got shape {np.shape(weights)}")
+    return check_weight("system", weights, count=count, dtype=dtype)
+
+
+def _cost_matrix(cost: Any) -> Array:
+    cost = jnp.asarray(cost)
+    if not (jnp.issubdtype(cost.dtype, jnp.floating) or jnp.issubdtype(cost.dtype, jnp.integer)):
+        raise TypeError(f"a cost must be real, got {cost.dtype}")
+    if cost.ndim != 2 or 0 in cost.shape:
+        raise ValueError(f"a cost is a matrix with a row and a column for each atom, got shape {cost.shape}")
+    return cost.astype(jnp.promote_types(cost.dtype, jnp.float32))
 
 
 def _largest_multiple(cost: Array, epsilon: float | Array) -> Array:
     """Start the schedule at the scale of the cost."""
-    return jnp.maximum(jnp.max(cost) / epsilon, 1.0)
+    return jnp.maximum(jnp.max(jnp.abs(cost)) / epsilon, 1.0)

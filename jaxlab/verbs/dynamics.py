@@ -6,6 +6,8 @@ and seen through a delay window of the same duration, then compared by the spect
 
 import argparse
 import csv
+import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -15,14 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from jaxlab import dynamics
-from jaxlab.data.time_series import read_time_series
+from jaxlab.data.time_series import LabelledSeries, read_time_series
 from jaxlab.dynamics import SpectralGrassmannMetric, Spectrum
 
 __all__ = ["compare", "main"]
 
 _MOST_SYSTEMS = 10_000
+_OUTLIER = 20  # times the median growth rate
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -36,12 +40,14 @@ def main(arguments: Sequence[str]) -> int:
         options = parser.parse_args(arguments or ["--help"])
     except SystemExit:  # the help was printed
         return 0
+    if any(folder.exists() and not folder.is_dir() for folder in (options.out, *options.out.parents)):
+        raise ValueError(f"--out {options.out}: a file is in the way of that folder")
     names, series, steps = _read(options.files, options.dt)
     distances, spectra = compare(
-        series, steps, rank=options.rank, window=options.window, lags=options.lags, eta=options.eta
+        series, steps, rank=options.rank, window=options.window, lags=options.lags, eta=options.eta, names=names
     )
     options.out.mkdir(parents=True, exist_ok=True)
-    with (options.out / "distances.csv").open("w", newline="") as file:
+    with (options.out / "distances.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["", *names])
         writer.writerows([name, *map(repr, row)] for name, row in zip(names, distances.tolist(), strict=True))
@@ -60,6 +66,7 @@ def compare(
     window: float | None = None,
     lags: int = 8,
     eta: float | None = None,
+    names: Sequence[str] | None = None,
 ) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
     """Distance matrix of recorded systems, in double precision.
 
@@ -70,20 +77,25 @@ def compare(
       window: duration of the delay window; ``None`` spans ``lags`` samples of the slowest series.
       lags: samples in the window.
       eta: weight of the eigenvalues, counted in cycles; ``None`` is `eta_heuristic` of the slowest sampling rate.
+      names: what errors call the series; ``None`` numbers them.
 
     Returns:
       The matrix, and frequency (cycles) and growth rate of every eigenvalue of each system, in 1 / unit of the steps.
 
     Raises:
-      ValueError: fewer than two series, differing channels, a constant channel, values missing, a window or rank that
-        the shortest series cannot fill.
+      ValueError: fewer than two series, differing channels, a constant channel, values missing or too large, a window
+        or rank that a series cannot fill or support; the message names the series.
     """
-    _check(series, steps, lags)
+    names = [f"series {i}" for i in range(len(series))] if names is None else list(names)
+    _check(names, series, steps, window, lags)
     slowest = max(steps)
     window = (lags - 1) * slowest if window is None else window
     grid = tuple(np.linspace(0.0, window, lags).tolist()) if lags > 1 else (0.0,)
     rows = np.concatenate(series)
-    mean, deviation = rows.mean(0), rows.std(0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, deviation = rows.mean(0), rows.std(0)
+    if not np.all(np.isfinite(deviation)):
+        raise ValueError("the values are too large for double precision: their squares overflow")
     with jax.enable_x64(True):
         parts: list[Spectrum] = []
         for step in dict.fromkeys(steps):
@@ -92,9 +104,7 @@ def compare(
             padded = np.zeros((len(group), lengths.max(), rows.shape[1]))
             for k, i in enumerate(group):
                 padded[k, : lengths[k]] = (series[i] - mean) / deviation
-            spectra = dynamics.trajectory_spectrum(
-                jnp.asarray(padded), rank, dt=step, lags=grid, lengths=jnp.asarray(lengths)
-            )
+            spectra = _spectra([names[i] for i in group], padded, lengths, rank=rank, step=step, lags=grid)
             parts += [jax.tree.map(lambda leaf, k=k: leaf[k], spectra) for k in range(len(group))]
         order = np.argsort([i for step in dict.fromkeys(steps) for i, own in enumerate(steps) if own == step])
         systems = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(parts[k] for k in order))
@@ -105,6 +115,28 @@ def compare(
         distances = np.asarray(dynamics.spectral_grassmann_distance_matrix(systems, metric=metric))
         values = np.asarray(systems.eigenvalues)
     return distances, [(row.imag * cycles, row.real) for row in values]
+
+
+def _spectra(
+    names: Sequence[str],
+    padded: np.ndarray,
+    lengths: np.ndarray,
+    *,
+    rank: int,
+    step: float,
+    lags: tuple[float, ...],
+) -> Spectrum:
+    try:
+        return dynamics.trajectory_spectrum(padded, rank, dt=step, lags=lags, lengths=lengths)
+    except ValueError:
+        # One series spoilt the batch: find the first that fails alone, to name it.
+        for k, name in enumerate(names):
+            try:
+                one = slice(k, k + 1)
+                dynamics.trajectory_spectrum(padded[one], rank, dt=step, lags=lags, lengths=lengths[one])
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+        raise
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -128,59 +160,93 @@ def _parser() -> argparse.ArgumentParser:
 def _read(files: Sequence[Path], dt: Sequence[float]) -> tuple[list[str], list[np.ndarray], list[float]]:
     if len(dt) not in (1, len(files)):
         raise ValueError(f"--dt takes one step or one for each of the {len(files)} files, got {len(dt)}")
-    names, series, steps = [], [], []
-    for file, step in zip(files, dt if len(dt) > 1 else list(dt) * len(files), strict=True):
-        found = read_time_series(file)
-        many = len(found.series) > 1
-        names += [f"{file.stem}[{k}]" if many else file.stem for k in range(len(found.series))]
-        series += found.series
-        steps += [step] * len(found.series)
-    return names, series, steps
+    found = [read_time_series(file) for file in files]
+    series = [one for of_file in found for one in of_file.series]
+    every = dt if len(dt) > 1 else list(dt) * len(files)
+    steps = [step for step, of_file in zip(every, found, strict=True) for _ in of_file.series]
+    return _unique_names(files, found), series, steps
 
 
-def _check(series: Sequence[np.ndarray], steps: Sequence[float], lags: int) -> None:
+def _unique_names(files: Sequence[Path], found: Sequence[LabelledSeries]) -> list[str]:
+    """The stem of each file, its path where stems clash, a number where paths do; series of one file in brackets."""
+    names = [file.stem for file in files]
+    for fallback in (lambda k: str(files[k]), lambda k: f"{files[k]} ({k + 1})"):
+        counts = Counter(names)
+        names = [name if counts[name] == 1 else fallback(k) for k, name in enumerate(names)]
+    return [
+        f"{name}[{label}]" if len(of_file.series) > 1 else name
+        for name, file, of_file in zip(names, files, found, strict=True)
+        # Arrays of an .npz file have names of their own; classes and places in an array are no names.
+        for label in (of_file.labels if file.suffix.lower() == ".npz" else range(len(of_file.series)))
+    ]
+
+
+def _check(
+    names: Sequence[str], series: Sequence[np.ndarray], steps: Sequence[float], window: float | None, lags: int
+) -> None:
     if not 2 <= len(series) <= _MOST_SYSTEMS:
         raise ValueError(f"between 2 and {_MOST_SYSTEMS} systems can be compared, got {len(series)}")
-    channels = sorted({s.shape[1] for s in series})
-    if len(channels) > 1:
-        raise ValueError(f"all systems need the same channels, got series with {channels} of them")
-    if not min(steps) > 0:
-        raise ValueError(f"sampling steps must be positive, got {min(steps)}")
+    channels = series[0].shape[1]
+    for name, one in zip(names, series, strict=True):
+        if one.shape[1] != channels:
+            raise ValueError(
+                f"all systems need the same channels, got {channels} in {names[0]} and {one.shape[1]} in {name}"
+            )
+        if not np.all(np.isfinite(one)):
+            row, column = np.argwhere(~np.isfinite(one))[0]
+            raise ValueError(f"{name}: a value is missing or not finite, the first in row {row}, channel {column}")
+    for step in steps:
+        if not 0 < step < math.inf:
+            raise ValueError(f"sampling steps must be positive and finite, got {step}")
     if lags < 1:
         raise ValueError(f"the delay window needs at least one lag, got {lags}")
+    longest = max(map(len, series))
+    if lags > longest:
+        raise ValueError(f"the delay window takes at most the {longest} samples of the longest series, got {lags} lags")
+    if window is not None and not 0 < window < math.inf:
+        raise ValueError(f"the duration of the delay window must be positive and finite, got {window}")
     rows = np.concatenate(series)
-    if not np.all(np.isfinite(rows)):
-        raise ValueError("the series have values that are missing or not finite")
-    if not np.all(rows.std(0) > 0):
-        raise ValueError(f"channel {int(np.argmin(rows.std(0)))} is constant over all series")
+    constant = rows.min(0) == rows.max(0)
+    if np.any(constant):
+        raise ValueError(f"channel {int(np.argmax(constant))} is constant over all series")
 
 
 def _plot(
     out: Path, names: Sequence[str], distances: np.ndarray, spectra: Sequence[tuple[np.ndarray, np.ndarray]]
 ) -> None:
+    from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     few = len(names) <= 30
+    colors = colormaps["viridis"](np.linspace(0, 0.95, len(names)))
     with jax.enable_x64(True):
         points = np.asarray(dynamics.classical_scaling(jnp.asarray(distances)))
     figure = Figure(figsize=(6, 5), layout="constrained")
     axes = figure.subplots()
-    axes.scatter(points[:, 0], points[:, 1], c=np.arange(len(names)), cmap="viridis", s=20)
+    axes.scatter(points[:, 0], points[:, 1], c=colors, s=20)
     for name, point in zip(names, points, strict=True) if few else ():
-        axes.annotate(name, point, fontsize=7)
+        axes.annotate(name, point, fontsize=7, parse_math=False)
     axes.set_title("classical scaling of the distances")
     axes.set_aspect("equal", "datalim")
     FigureCanvasAgg(figure).print_figure(out / "embedding.png", dpi=150)
 
     figure = Figure(figsize=(6, 5), layout="constrained")
     axes = figure.subplots()
-    for k, (name, (frequency, growth)) in enumerate(zip(names, spectra, strict=True)):
-        axes.plot(growth, frequency, "o", markersize=4, color=f"C{k % 10}", label=name if few else None)
-    axes.set_xlabel("growth rate")
-    axes.set_ylabel("frequency (cycles)")
+    for color, (frequency, growth) in zip(colors, spectra, strict=True):
+        axes.plot(growth, frequency, "o", markersize=4, color=color)
+    rates = np.abs(np.concatenate([growth for _, growth in spectra]))
+    if rates.max() > _OUTLIER * np.median(rates) > 0:
+        # One mode that dies at once would squeeze all others into a line.
+        axes.set_xscale("symlog", linthresh=float(np.median(rates)))
+    axes.set_xlabel("growth rate (1 / unit of --dt)")
+    axes.set_ylabel("frequency (cycles / unit of --dt)")
     if few:
-        axes.legend(fontsize=6)
+        # Given here and not as labels of the points: there a leading underscore would hide a name.
+        entries = axes.legend(axes.lines, ["" for _ in names], fontsize=6)
+        for entry, name in zip(entries.get_texts(), names, strict=True):
+            entry.set_parse_math(False)
+            entry.set_text(name)
     FigureCanvasAgg(figure).print_figure(out / "spectra.png", dpi=150)
 
 
@@ -191,5 +257,6 @@ def _print_nearest(names: Sequence[str], distances: np.ndarray) -> None:
         table.add_column(heading, justify="right" if heading == "distance" else "left")
     for k, name in enumerate(names):
         nearest = int(others[k].argmin())
-        table.add_row(name, names[nearest], f"{others[k, nearest]:.4g}")
+        # As text: in a string square brackets would be markup.
+        table.add_row(Text(name), Text(names[nearest]), f"{others[k, nearest]:.4g}")
     Console().print(table)

@@ -73,6 +73,52 @@ def test_folders_of_data_sets(tmp_path, monkeypatch) -> None:
         load_uea("Tinny")
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [("", 0), ("a,b\n", 0), (",b\n", 0), ("größe,µ\n", 0), ("# a,b\n", 0), ("\n  \n", 0), ("0,1\n", 1), ("?,1\n", 1)],
+)
+def test_a_first_line_without_numbers_is_one_of_names(tmp_path, encoding, header, expected) -> None:
+    """A byte-order mark is no part of the first cell: it cost the first row once."""
+    (tmp_path / "a.CSV").write_text(header + "1,2\r\n3,4\n \n", encoding=encoding)
+    found = read_time_series(tmp_path / "a.CSV").series[0]
+    assert found.shape == (2 + expected, 2)
+    np.testing.assert_array_equal(found[expected:], [[1, 2], [3, 4]])
+
+
+def test_what_a_numpy_file_holds_decides(tmp_path) -> None:
+    np.save(tmp_path / "array.npy", np.ones((3, 2)))
+    np.savez(tmp_path / "arrays.npz", a=np.ones((3, 2)), b=np.ones(4))
+    (tmp_path / "array.npy").rename(tmp_path / "other.npz")
+    (tmp_path / "arrays.npz").rename(tmp_path / "others.npy")
+    assert [s.shape for s in read_time_series(tmp_path / "other.npz").series] == [(3, 2)]
+    assert read_time_series(tmp_path / "others.npy").labels == ["a", "b"]
+
+
+def test_ts_files_with_tabs_and_comments(tmp_path) -> None:
+    (tmp_path / "a.ts").write_text("@classLabel\ttrue\tx\n@DATA\n# a comment\n1,2:x\n")
+    found = read_time_series(tmp_path / "a.ts")
+    assert found.labels == ["x"]
+    np.testing.assert_array_equal(found.series[0], [[1], [2]])
+
+
+def test_text_of_another_encoding_and_folders_are_named(tmp_path) -> None:
+    for name in ("a.csv", "a.ts"):
+        (tmp_path / name).write_text("größe\n1\n", encoding="latin-1")
+        with pytest.raises(ValueError, match=rf"{name}: is not text in UTF-8 .* at byte 2"):
+            read_time_series(tmp_path / name)
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(ValueError, match="is a folder, not a file"):
+        read_time_series(tmp_path / "folder.csv")
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 2), (5, 0), (2, 0, 3)])
+def test_empty_arrays_are_named(tmp_path, shape) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(shape))
+    with pytest.raises(ValueError, match=r"a\.npy: series 'a.*' is empty"):
+        read_time_series(tmp_path / "a.npy")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -84,6 +130,14 @@ def test_folders_of_data_sets(tmp_path, monkeypatch) -> None:
         ("a.ts", "@data\n\n", "no time series in the file"),
         ("a.csv", "a,b\n1,2\n3\n", "line 3: 1 columns where 2 were expected"),
         ("a.csv", "1,2\n3,x\n", "line 2: 'x' is not a number"),
+        ("a.csv", "x;y\n3;4\n", "line 2: '3;4' is not a number; values are separated by commas"),
+        ("a.csv", "1\t2\n3\t4\n", r"line 2: '3\\t4' is not a number; values are separated by commas"),
+        ("a.csv", "NA,2\n3,4\n", "line 1: 'NA' is not a number$"),
+        ("a.csv", "1,2,\n", "line 1: '' is not a number$"),
+        ("a.csv", "", "series 'a' is empty"),
+        ("a.csv", "x,y\n", "series 'a' is empty"),
+        ("a.ts", "@classLabel true x\n@data\nx\n", "line 3: a label without values"),
+        ("a.npz", "", "cannot be read as numpy arrays"),
         ("a.npy", "no numpy file", "cannot be read as numpy arrays"),
     ],
 )

@@ -170,3 +170,49 @@ def test_constrained_mean_recovers_one_operator(ends) -> None:
 def test_bad_input_is_named(ends, call, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call(ends[0], stack(*ends))
+
+
+def test_descent_from_one_end_survives_eigenvalues_alone(ends) -> None:
+    """At the start the distance to that end is zero, where the slope of the metric of order two is infinite."""
+    a, b = ends
+    metric = SpectralGrassmannMetric(eta=1.0, order=2.0)
+    _, info = frechet_mean(stack(a, b), metric=metric, initial=a, steps=STEPS)
+    assert np.isfinite(info.objective).all()
+    assert info.objective[info.best_step] < info.objective[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda s, pair: frechet_mean(pair.replace(eigenvalues=pair.eigenvalues * jnp.nan)),
+            ValueError,
+            "must be finite",
+        ),
+        (lambda s, pair: frechet_mean(jax.tree.map(lambda leaf: leaf[:0], pair)), ValueError, "at least one system"),
+        (
+            lambda s, pair: frechet_mean(pair, initial=s.replace(right=s.right[:5], left=s.left[:5])),
+            ValueError,
+            "different spaces: dimensions 5 and 12",
+        ),
+        (lambda s, pair: jax.jit(frechet_mean)(pair), TypeError, "pass real=False under jit"),
+        (
+            lambda s, pair: constrained_hilbert_schmidt_mean(jnp.ones((2, 12, 12)), initial=s, dt=0.0),
+            ValueError,
+            "dt must be positive and finite, got 0",
+        ),
+        (
+            lambda s, pair: constrained_hilbert_schmidt_mean(jnp.ones((2, 3, 3)), initial=s),
+            ValueError,
+            "different spaces: dimensions 12 and 3",
+        ),
+        (
+            lambda s, pair: constrained_hilbert_schmidt_mean(jnp.full((2, 12, 12), jnp.nan), initial=s),
+            ValueError,
+            "operators must be finite",
+        ),
+    ],
+)
+def test_further_bad_input_is_named(ends, call, error, message: str) -> None:
+    with pytest.raises(error, match=message):
+        call(ends[0], stack(*ends))

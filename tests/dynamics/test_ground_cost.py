@@ -113,7 +113,7 @@ def kernel_spectrum(kernel, channels: int) -> KernelSpectrum:
     [
         (lambda s: ground_cost(s, s, SpectralGrassmannMetric(eta=1.5)), r"eta must be in \[0, 1\], got 1.5"),
         (lambda s: ground_cost(s, s, SpectralGrassmannMetric(eta=float("nan"))), r"eta must be in \[0, 1\], got nan"),
-        (lambda s: ground_cost(s, s, SpectralGrassmannMetric(order=0.5)), "must be >= 1, got 0.5"),
+        (lambda s: ground_cost(s, s, SpectralGrassmannMetric(order=0.5)), "must be >= 1 and finite, got 0.5"),
         (
             lambda s: ground_cost(s, Spectrum(s.eigenvalues, jnp.ones((3, 1), complex), jnp.ones((3, 1), complex))),
             "different spaces: dimensions 2 and 3",

@@ -1,5 +1,6 @@
 """Baselines against dense linear algebra and closed forms."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -88,3 +89,41 @@ def test_hilbert_schmidt_mean_is_the_minimiser() -> None:
 def test_operators_of_different_spaces_are_refused(distance, a, b, message) -> None:
     with pytest.raises(ValueError, match=message):
         distance(a, b)
+
+
+@pytest.mark.parametrize("distance", [hilbert_schmidt_distance, operator_norm_distance])
+def test_norms_at_distance_zero_have_finite_derivatives(distance) -> None:
+    a = low_rank(0)
+    gradient = jax.grad(lambda factor: distance(a.replace(input_factor=factor), a))(a.input_factor)
+    assert np.isfinite(gradient).all()
+
+
+def test_martin_distance_has_finite_derivatives_at_zero() -> None:
+    poles = jnp.array([0.5 + 0.1j, 0.0])
+    assert np.isfinite(jax.grad(lambda factor: martin_distance(factor * poles, poles))(1.0))
+    # A pole at the origin does not move with the factor: it may not change the derivative of the rest.
+    other = jnp.array([0.3 + 0.2j, 0.1])
+    slope = jax.grad(lambda factor: martin_distance(factor * poles, other))(1.0)
+    step = 1e-6
+    expected = (martin_distance((1 + step) * poles, other) - martin_distance((1 - step) * poles, other)) / (2 * step)
+    np.testing.assert_allclose(slope, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("distance", [hilbert_schmidt_distance, operator_norm_distance])
+def test_half_precision_is_computed_in_single(distance) -> None:
+    half = [jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), low_rank(k)) for k in range(2)]
+    single = [jax.tree.map(lambda leaf: leaf.astype(jnp.float32), operator) for operator in half]
+    np.testing.assert_array_equal(distance(*half), distance(*single))
+
+
+def test_weights_of_the_mean_are_checked() -> None:
+    operators = jnp.stack([jnp.eye(2), 3 * jnp.eye(2)])
+    np.testing.assert_allclose(hilbert_schmidt_mean(operators), 2 * jnp.eye(2))
+    with pytest.raises(ValueError, match=r"system weights must sum to 1, got a sum of 1\.4"):
+        hilbert_schmidt_mean(operators, jnp.array([0.5, 0.9]))
+
+
+def test_batches_are_refused() -> None:
+    batch = jax.tree.map(lambda leaf: leaf[None], low_rank(0))
+    with pytest.raises(ValueError, match=r"one operator each is needed .*jax.vmap take batches"):
+        hilbert_schmidt_distance(batch, batch)

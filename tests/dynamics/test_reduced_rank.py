@@ -155,20 +155,111 @@ def test_kooplearn_agrees_when_installed() -> None:
         (lambda x, y: reduced_rank_regression(x, y, 5), r"rank must be in \[1, 4\].*got 5"),
         (lambda x, y: reduced_rank_regression(x[:3], y[:3], 4), r"rank must be in \[1, 3\]"),
         (lambda x, y: reduced_rank_regression(x.at[7, 1].set(jnp.nan), y, 2), r"x must be finite.*\(7, 1\)"),
-        (lambda x, y: reduced_rank_regression(x, y, 2, regularization=-1.0), "regularization must be >= 0, got -1"),
+        (
+            lambda x, y: reduced_rank_regression(x, y, 2, regularization=-1.0),
+            "regularization must be >= 0 and finite, got -1",
+        ),
         (lambda x, y: kernel_reduced_rank_regression(x, y[:-1], 2), "same number of snapshots"),
         (lambda x, y: kernel_reduced_rank_regression(x, y, 61), r"rank must be in \[1, 60\]"),
         (lambda x, y: kernel_reduced_rank_regression(x, y, 4, landmarks=x[:3]), r"rank must be in \[1, 3\]"),
-        (lambda x, y: GaussianKernel(0.0), "bandwidth must be positive, got 0"),
+        (lambda x, y: GaussianKernel(0.0), "bandwidth must be positive and finite, got 0"),
         (lambda x, y: delay_embedding(x.at[0, 0].set(jnp.inf), 2), r"trajectory must be finite.*\(0, 0\)"),
         (lambda x, y: delay_embedding(x, 0), "at least one sample, got 0"),
         (lambda x, y: delay_embedding(x, 60), "needs at least 61 samples, got 60"),
-        (lambda x, y: delay_embedding(x, (0.0, 0.1), dt=0.0), "dt must be positive, got 0"),
+        (lambda x, y: delay_embedding(x, (0.0, 0.1), dt=0.0), "dt must be positive and finite, got 0"),
         (lambda x, y: delay_embedding(x, (0.2, 0.1), dt=0.1), "lags must be increasing"),
-        (lambda x, y: delay_embedding(x, (-0.1, 0.1), dt=0.1), "lags must be increasing and >= 0"),
+        (lambda x, y: delay_embedding(x, (-0.1, 0.1), dt=0.1), "lags must be increasing, >= 0 and finite"),
         (lambda x, y: delay_embedding(x, (), dt=0.1), "lags must be increasing"),
     ],
 )
 def test_bad_input_is_named(call, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call(*autoregression())
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.int32])
+def test_what_has_no_decomposition_is_computed_in_single_precision(dtype) -> None:
+    path = jnp.asarray(np.cumsum(np.random.default_rng(0).integers(-3, 4, (40, 2)), axis=0)).astype(dtype)
+    exact = path.astype(jnp.float32)
+    found, expected = (reduced_rank_regression(p[:-1], p[1:], 2) for p in (path, exact))
+    assert found.matrix.dtype == jnp.float32
+    np.testing.assert_array_equal(found.matrix, expected.matrix)
+    kernel = GaussianKernel(20.0)
+    dual = [kernel_reduced_rank_regression(p[:-1], p[1:], 2, kernel=kernel, regularization=1e-3) for p in (path, exact)]
+    np.testing.assert_array_equal(dual[0].core, dual[1].core)
+
+
+def test_a_lag_between_two_integers_is_not_cut_off() -> None:
+    np.testing.assert_array_equal(delay_embedding(jnp.arange(3)[:, None], [0.0, 0.5]), [[0, 0.5], [1, 1.5]])
+
+
+def test_numpy_arrays_are_taken() -> None:
+    path = np.cumsum(np.random.default_rng(0).normal(size=(30, 2)), axis=0)
+    found = reduced_rank_regression(path[:-1], path[1:], 1)
+    np.testing.assert_array_equal(
+        found.matrix, reduced_rank_regression(jnp.asarray(path[:-1]), jnp.asarray(path[1:]), 1).matrix
+    )
+
+
+def line(scale: float = 1.0) -> jax.Array:
+    """Two channels that hold the same signal: one direction."""
+    return scale * jnp.cumsum(jax.random.normal(jax.random.key(0), (30, 1)), axis=0) * jnp.ones(2)
+
+
+@pytest.mark.parametrize("precision", [jnp.float32, jnp.float64])
+def test_a_rank_beyond_that_of_the_data_is_refused(precision) -> None:
+    """Otherwise the second direction is rounding, and its eigenvalue an accident."""
+    same = line().astype(precision)
+    reduced_rank_regression(same[:-1], same[1:], 1)
+    for fit in (reduced_rank_regression, kernel_reduced_rank_regression):
+        with pytest.raises(ValueError, match=f"support only rank 1 in {precision.__name__}, got rank 2"):
+            fit(same[:-1], same[1:], 2)
+    weak = same.at[:, 1].multiply(1.01).at[::3, 1].add(1e-2)  # a second direction a hundred times weaker counts
+    reduced_rank_regression(weak[:-1], weak[1:], 2)
+
+
+def test_one_deficient_system_of_a_batch_is_enough() -> None:
+    good = jnp.cumsum(jax.random.normal(jax.random.key(1), (30, 2)), axis=0)
+    batch = jnp.stack([good, line()])
+    with pytest.raises(ValueError, match="support only rank 1"):
+        reduced_rank_regression(batch[:, :-1], batch[:, 1:], 2)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-170, 1e170])
+def test_squares_that_overflow_or_vanish_are_refused(scale) -> None:
+    path = line(scale)
+    with pytest.raises(ValueError, match="squares of the values overflow or vanish in float64"):
+        reduced_rank_regression(path[:-1], path[1:], 1)
+
+
+def test_a_ridge_below_zero_gives_nan_under_jit() -> None:
+    path = line()
+    found = jax.jit(lambda ridge: reduced_rank_regression(path[:-1], path[1:], 1, regularization=ridge).matrix)
+    assert np.isnan(found(-1.0)).all()
+    assert np.isfinite(found(0.1)).all()
+
+
+def test_bandwidths_are_numbers_that_hash() -> None:
+    assert hash(GaussianKernel(np.float64(2))) == hash(GaussianKernel(2.0))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda p: delay_embedding(p[:, :0], 1), ValueError, r"\[time, channel\], got shape \(30, 0\)"),
+        (lambda p: delay_embedding(p, [0.0, np.nan]), ValueError, "increasing, >= 0 and finite"),
+        (lambda p: delay_embedding(p, [0.0, np.inf]), ValueError, "increasing, >= 0 and finite"),
+        (lambda p: delay_embedding(p, [0.0, 1.0], dt=np.inf), ValueError, "dt must be positive and finite, got inf"),
+        (lambda p: delay_embedding(p, [0.0, 1e-9]), ValueError, "differ by more than 1e-6 sampling steps"),
+        (lambda p: reduced_rank_regression(p, p, 1, regularization=np.inf), ValueError, "and finite, got inf"),
+        (lambda p: GaussianKernel(np.inf), ValueError, "bandwidth must be positive and finite, got inf"),
+        (
+            lambda p: kernel_reduced_rank_regression(p, p, 1, landmarks=p.at[2, 0].set(jnp.nan)),
+            ValueError,
+            r"landmarks must be finite; 1 of its values are not, the first at \(2, 0\)",
+        ),
+    ],
+)
+def test_further_bad_input_is_named(call, error, message: str) -> None:
+    with pytest.raises(error, match=message):
+        call(line())

@@ -20,3 +20,16 @@ def test_few_systems_leave_coordinates_at_zero() -> None:
     assert classical_scaling(jnp.zeros((1, 1))).shape == (1, 2)
     with pytest.raises(ValueError, match="dimension must be at least 1, got 0"):
         classical_scaling(jnp.zeros((2, 2)), 0)
+
+
+@pytest.mark.parametrize(
+    ("distances", "message"),
+    [
+        (jnp.full((2, 2), jnp.nan), "distances must be finite"),
+        (jnp.array([[0.0, 1.0], [2.0, 0.0]]), "distances must be symmetric"),
+        (jnp.zeros((0, 0)), r"got shape \(0, 0\)"),
+    ],
+)
+def test_what_is_no_distance_matrix_is_named(distances, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        classical_scaling(distances)

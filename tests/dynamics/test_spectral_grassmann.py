@@ -231,7 +231,10 @@ def test_eta_heuristic_balances_the_two_maxima() -> None:
     ("call", "message"),
     [
         (lambda a, b: spectral_grassmann_distance(a, b, SpectralGrassmannMetric(eta=-0.1)), "eta must be in"),
-        (lambda a, b: spectral_grassmann_distance(a, b, SpectralGrassmannMetric(order=0.0)), "must be >= 1, got 0"),
+        (
+            lambda a, b: spectral_grassmann_distance(a, b, SpectralGrassmannMetric(order=0.0)),
+            "must be >= 1 and finite, got 0",
+        ),
         (
             lambda a, b: spectral_grassmann_distance(a.replace(weight=jnp.array([0.7, 0.1, 0.1, 0.1])), b),
             "the exact solver needs equally weighted atoms .* use solver='sinkhorn'",
@@ -253,7 +256,7 @@ def test_eta_heuristic_balances_the_two_maxima() -> None:
         (lambda a, b: pairwise_distances(lambda p, q: p - q, jnp.ones(3), chunk_size=0), "at least 1, got 0"),
         (lambda a, b: pairwise_distances(lambda p, q: p - q, jnp.ones(0)), "needs systems, got 0"),
         (lambda a, b: spectral_grassmann_distance(a, b, solver="sinkhorn", epsilon=-1.0), "epsilon must be positive"),
-        (lambda a, b: eta_heuristic(0), "sampling rate must be positive, got 0"),
+        (lambda a, b: eta_heuristic(0), "sampling rate must be positive and finite, got 0"),
     ],
 )
 def test_bad_input_is_named(draw, call, message: str) -> None:
@@ -266,3 +269,98 @@ def test_a_spectrum_that_is_not_finite_gives_nan(draw) -> None:
     rng = np.random.default_rng(19)
     a, b = draw(rng), draw(rng)
     assert np.isnan(spectral_grassmann_distance(a.replace(eigenvalues=a.eigenvalues.at[0].set(jnp.nan)), b))
+
+
+@pytest.mark.parametrize("eta", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "metric",
+    [SpectralGrassmannMetric(order=2.0), SpectralGrassmannMetric.pot(), SpectralGrassmannMetric.pot(p=1.0, q=0.5)],
+)
+def test_gradient_at_distance_zero_is_a_number(draw, metric, eta) -> None:
+    """The roots have infinite slope there, which would turn a descent that starts at a system into NaN."""
+    a = draw(np.random.default_rng(5))
+
+    def distance(factor):
+        return spectral_grassmann_distance(a.replace(eigenvalues=a.eigenvalues * factor), a, metric.replace(eta=eta))
+
+    assert np.isfinite(jax.grad(distance)(1.0))
+
+
+@pytest.mark.parametrize("name", ["eta", "order", "exponent", "inner_root", "outer_root"])
+def test_a_metric_that_is_none_gives_nan_under_jit(draw, name) -> None:
+    rng = np.random.default_rng(6)
+    a, b = draw(rng), draw(rng)
+    distance = jax.jit(lambda value: spectral_grassmann_distance(a, b, SpectralGrassmannMetric(**{name: value})))
+    np.testing.assert_allclose(distance(1.0), spectral_grassmann_distance(a, b, SpectralGrassmannMetric(**{name: 1.0})))
+    assert np.isnan(distance(-1.0))
+
+
+def test_scale_of_eigenvectors_carries_no_meaning_however_large(draw) -> None:
+    rng = np.random.default_rng(7)
+    a, b = draw(rng), draw(rng)
+    expected = spectral_grassmann_distance(a, b)
+    for scale in (1e-300, 1e300):
+        scaled = a.replace(right=scale * a.right, left=scale * a.left)
+        np.testing.assert_allclose(spectral_grassmann_distance(scaled, b), expected, rtol=1e-12)
+
+
+def test_one_system_is_at_distance_zero_from_itself(draw) -> None:
+    alone = draw(np.random.default_rng(8), batch=(1,))
+    np.testing.assert_array_equal(spectral_grassmann_distance_matrix(alone), [[0.0]])
+
+
+def test_pairwise_distances_take_numpy_arrays() -> None:
+    points = np.array([0.0, 1.0, 3.0])
+    np.testing.assert_array_equal(
+        pairwise_distances(lambda a, b: jnp.abs(a - b), points), np.abs(points[:, None] - points)
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda a: spectral_grassmann_distance(draw_empty(a), draw_empty(a)), "at least one atom, got none"),
+        (
+            lambda a: spectral_grassmann_distance(a, a, SpectralGrassmannMetric(outer_root=0.0)),
+            "outer_root must be pos",
+        ),
+        (lambda a: spectral_grassmann_distance(a, a, SpectralGrassmannMetric(exponent=-1.0)), "exponent must be pos"),
+        (
+            lambda a: spectral_grassmann_distance(a, a, SpectralGrassmannMetric(order=np.inf)),
+            ">= 1 and finite, got inf",
+        ),
+        (
+            lambda a: spectral_grassmann_distance(a, a, SpectralGrassmannMetric(eigenvalue_scale=(np.nan, 1.0))),
+            r"two finite numbers >= 0, got \(nan, 1.0\)",
+        ),
+        (lambda a: spectral_grassmann_distance(*2 * [stacked(a)]), "one system with eigenvalues .* needed"),
+        (lambda a: spectral_grassmann_distance_matrix(a), "stacked systems with eigenvalues .* needed"),
+        (
+            lambda a: pairwise_distances(lambda x, y: x[0] - y[0], {"a": jnp.ones(3), "b": jnp.ones(4)}),
+            "one leading axis",
+        ),
+        (lambda a: pairwise_distances(lambda x, y: 0.0, {}), r"one leading axis .* got lengths \[\]"),
+        (lambda a: pairwise_distances(lambda x, y: jnp.ones(2), jnp.ones(3)), r"must be a scalar, got shape \(2,\)"),
+        (lambda a: eta_heuristic(np.inf), "sampling rate must be positive and finite, got inf"),
+    ],
+)
+def test_further_bad_input_is_named(draw, call, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(draw(np.random.default_rng(9)))
+
+
+def stacked(spectrum: Spectrum) -> Spectrum:
+    return jax.tree.map(lambda leaf: leaf[None], spectrum)
+
+
+def draw_empty(spectrum: Spectrum) -> Spectrum:
+    return jax.tree.map(lambda leaf: leaf[..., :0], spectrum)
+
+
+def test_arrays_of_a_spectrum_have_to_match(draw) -> None:
+    """A single eigenvalue would broadcast over all vectors."""
+    a = draw(np.random.default_rng(10))
+    wrong = draw(np.random.default_rng(10))
+    object.__setattr__(wrong, "eigenvalues", a.eigenvalues[:1])  # past the type check that runs in tests only
+    with pytest.raises(ValueError, match="must match, got shapes"):
+        spectral_grassmann_distance(wrong, a)

@@ -155,8 +155,8 @@ def test_nearly_defective_operators_warn() -> None:
     ("call", "message"),
     [
         (lambda: generator_spectrum(jnp.diag(jnp.array([0.5, 1e-9]))), "eigenvalue ~0 .*1.0e-09.* lower the rank"),
-        (lambda: generator_spectrum(jnp.eye(2), dt=0.0), "dt must be positive, got 0"),
-        (lambda: generator_spectrum(jnp.eye(2), dt=jnp.array(-1.0)), "dt must be positive, got -1"),
+        (lambda: generator_spectrum(jnp.eye(2), dt=0.0), "dt must be positive and finite, got 0"),
+        (lambda: generator_spectrum(jnp.eye(2), dt=jnp.array(-1.0)), "dt must be positive and finite, got -1"),
         (lambda: generator_spectrum(jnp.eye(2), rank=3), r"rank must be in \[1, 2\], got 3"),
         (lambda: generator_spectrum(jnp.full((2, 2), jnp.nan)), "not finite"),
         (lambda: trajectory_spectrum(jnp.zeros((9, 1)).at[4, 0].set(jnp.nan), 1), "trajectory must be finite"),
@@ -182,3 +182,85 @@ def test_under_jit_an_operator_without_logarithm_gives_nan() -> None:
     found = jax.jit(generator_spectrum)(jnp.diag(jnp.array([0.5, 0.0]))).eigenvalues
     np.testing.assert_allclose(found[0], np.log(0.5))
     assert np.isnan(found[1])
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_half_precision_is_computed_in_single(dtype) -> None:
+    matrix = jnp.array([[0.5, 0.25], [-0.25, 0.5]], dtype)  # exact in both types
+    found = generator_spectrum(matrix)
+    assert found.eigenvalues.dtype == jnp.complex64
+    expected = np.log(np.hypot(0.5, 0.25)) + 1j * np.array([-1, 1]) * np.arctan2(0.25, 0.5)
+    np.testing.assert_allclose(np.sort_complex(found.eigenvalues), expected, rtol=1e-6)
+
+
+def test_numpy_matrices_are_taken() -> None:
+    found = generator_spectrum(np.diag([0.5, 0.3]), dt=0.1).eigenvalues
+    np.testing.assert_allclose(found, np.log([0.5, 0.3]) / 0.1, rtol=1e-12)
+
+
+def test_a_jordan_block_warns_in_single_precision_too() -> None:
+    with pytest.warns(RuntimeWarning, match="nearly defective"):
+        generator_spectrum(jnp.array([[0.5, 1.0], [0.0, 0.5]], jnp.float32))
+
+
+def test_an_eigenvalue_that_is_rounding_is_no_eigenvalue() -> None:
+    """1e-7 of the largest is noise in single precision, and 1e-7 in double."""
+    matrix = jnp.diag(jnp.array([1.0, 1e-7]))
+    np.testing.assert_allclose(generator_spectrum(matrix).eigenvalues[1], np.log(1e-7), rtol=1e-12)
+    with pytest.raises(ValueError, match=r"eigenvalue ~0 .*1\.0e-07"):
+        generator_spectrum(matrix.astype(jnp.float32))
+
+
+def test_eigenvectors_of_any_scale_have_unit_norm() -> None:
+    vectors = jnp.asarray(random_matrix(8), complex)
+    for scale in (1e-300, 1e300):
+        scaled = Spectrum(jnp.ones(5, complex), scale * vectors, vectors)
+        np.testing.assert_allclose(
+            unit_norm(scaled).right, vectors / jnp.linalg.norm(vectors, axis=0), rtol=1e-12, atol=1e-15
+        )
+
+
+def test_padding_may_be_missing() -> None:
+    path = jnp.cumsum(jax.random.normal(jax.random.key(7), (2, 30, 2)), axis=1)
+    lengths = np.array([30, 22])
+    filled, missing = (
+        trajectory_spectrum(path.at[1, 22:].set(value), 3, lags=2, lengths=lengths) for value in (0.0, jnp.nan)
+    )
+    np.testing.assert_array_equal(filled.eigenvalues, missing.eigenvalues)
+
+
+def test_under_jit_a_step_below_zero_gives_nan() -> None:
+    found = jax.jit(lambda dt: generator_spectrum(jnp.diag(jnp.array([0.5, 0.2])), dt=dt).eigenvalues)
+    np.testing.assert_allclose(found(2.0), np.log([0.5, 0.2]) / 2, rtol=1e-12)
+    for dt in (0.0, -1.0):
+        assert np.isnan(found(dt)).all()
+
+
+def kernel_spectrum() -> KernelSpectrum:
+    path = jnp.cumsum(jax.random.normal(jax.random.key(3), (14, 2)), axis=0)
+    return generator_spectrum(kernel_reduced_rank_regression(path[:-1], path[1:], 2, kernel=GaussianKernel(2.0)))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: generator_spectrum(jnp.eye(2), dt=jnp.inf), "dt must be positive and finite, got inf"),
+        (lambda: to_operator(generator_spectrum(0.5 * jnp.eye(2)), dt=-1.0), "dt must be positive and finite, got -1"),
+        (
+            lambda: to_operator(Spectrum(jnp.full(1, jnp.nan, complex), *2 * [jnp.ones((2, 1), complex)])),
+            "eigenvectors that are not finite",
+        ),
+        (
+            # Three vectors of the plane: no error of the inverse, only rounding tells.
+            lambda: biorthogonalize(
+                Spectrum(jnp.ones(3, complex), *2 * [jnp.asarray(random_matrix(2, 3)[:2], complex)])
+            ),
+            "cannot be made biorthogonal",
+        ),
+        (lambda: landmark_coordinates(kernel_spectrum(), jnp.ones((4, 3))), "the 2 channels of the states"),
+        (lambda: trajectory_spectrum(jnp.ones((9, 0)), 1), r"\[time, channel\], got shape \(9, 0\)"),
+    ],
+)
+def test_further_bad_input_is_named(call, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -96,9 +96,56 @@ def test_cost_that_is_not_finite_gives_nan() -> None:
         ((jnp.array([0.5, 0.6]), None), None, "source weights must sum to 1, got a sum of 1.1"),
         ((None, jnp.array([1.5, -0.5])), None, "target weights must be >= 0, got -0.5"),
         ((jnp.array([jnp.nan, 1.0]), None), None, "source weights must sum to 1"),
-        ((None, None), 0.0, "epsilon must be positive, got 0"),
+        ((None, None), 0.0, "epsilon must be positive and finite, got 0"),
     ],
 )
 def test_bad_input_is_named(weights, epsilon, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         sinkhorn_transport(random_cost(2, 2), *weights, epsilon=epsilon)
+
+
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.float16, jnp.bfloat16])
+def test_integers_and_half_precision_are_computed_in_single(dtype) -> None:
+    cost = jnp.array([[4, 1, 3], [2, 0, 5], [3, 2, 2]], dtype)  # 1 + 2 + 2 is the cheapest assignment
+    np.testing.assert_allclose(exact_transport(cost).cost, 5 / 3, rtol=1e-6)
+    solved = sinkhorn_transport(cost)
+    assert bool(solved.converged)
+    np.testing.assert_allclose(solved.cost, 5 / 3, rtol=1e-2)
+
+
+@pytest.mark.parametrize("shift", [-3.0, -0.5])
+def test_sinkhorn_takes_costs_below_zero(shift) -> None:
+    cost = random_cost(4, 4, 1) + shift
+    np.testing.assert_allclose(sinkhorn_transport(cost).cost, exact_transport(cost).cost, atol=2e-2)
+
+
+def test_costs_of_zero_are_free() -> None:
+    solved = sinkhorn_transport(jnp.zeros((3, 2)))
+    assert bool(solved.converged)
+    assert float(solved.cost) == 0
+
+
+def test_weights_out_of_range_give_nan_under_jit() -> None:
+    cost = random_cost(2, 2)
+    solve = jax.jit(lambda weights, epsilon: sinkhorn_transport(cost, weights, epsilon=epsilon).cost)
+    assert np.isfinite(solve(jnp.array([0.4, 0.6]), 0.1))
+    assert np.isnan(solve(jnp.array([0.4, 0.7]), 0.1))
+    assert np.isnan(solve(jnp.array([0.4, 0.6]), -0.1))
+
+
+def test_weights_in_half_precision_sum_to_one_in_theirs() -> None:
+    cost, weights = random_cost(3, 3), jnp.full(3, 1 / 3, jnp.bfloat16)
+    np.testing.assert_allclose(sinkhorn_transport(cost, weights).cost, exact_transport(cost).cost, rtol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda c: sinkhorn_transport(c, epsilon=np.inf), "epsilon must be positive and finite, got inf"),
+        (lambda c: exact_transport(c[:0]), r"a row and a column for each atom, got shape \(0, 2\)"),
+        (lambda c: sinkhorn_transport(c[:, :0]), r"a row and a column for each atom, got shape \(2, 0\)"),
+    ],
+)
+def test_further_bad_input_is_named(call, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(random_cost(2, 2))

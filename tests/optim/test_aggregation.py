@@ -130,11 +130,11 @@ def many():
 @pytest.mark.parametrize("name", RULES)
 def test_the_guarantee_holds_for_every_set_of_honest_messages(name: str, n: int, f: int, many) -> None:
     rule = _made(name, f)
-    kappa = rule.kappa(n)
+    kappa = rule.kappa(n, f)
     assert 0 < kappa < np.inf
-    assert rule.tolerates(n) == f
+    assert rule.tolerates(n) >= f
 
-    @settings(max_examples=8, derandomize=True)
+    @settings(max_examples=6, derandomize=True)
     @given(seed=st.integers(0, 2**32 - 1))
     def holds(seed: int) -> None:
         messages = _attacked(np.random.default_rng(seed), n, f, 64)
@@ -271,9 +271,6 @@ def test_leaves_longer_than_a_piece_of_columns() -> None:
     result = compose(NNM(1), aggregation.TrimmedMean(1)).aggregate(tree)
     np.testing.assert_allclose(as_row(result), np.median(mixed, 0), rtol=1e-6)
     expected = np.sort(np.where(np.isnan(wide), np.inf, wide), 0)
-    lower = expected[2] - expected[0] <= expected[3] - expected[2]
-    lower = np.maximum(expected[2] - expected[0], expected[3] - expected[2]) <= np.inf
-    assert lower.all()
     np.testing.assert_allclose(as_row(aggregation.MeanAroundMedian(1).aggregate(tree)), expected[:4].mean(0), rtol=1e-6)
 
 
@@ -349,12 +346,13 @@ def test_float64_stays() -> None:
         np.testing.assert_allclose(result, HONEST_MEAN, rtol=1e-14)
 
 
-SHARDED = [*aggregation.AGGREGATORS, "nnm+trimmed_mean", "arc+nnm+krum", "static_clipping+geometric_median"]
+# Every way through the code: by columns, by distances, with memory, and what may go before.
+SHARDED = ["mean_around_median", "geometric_median", "centred_clipping", "nnm+trimmed_mean", "arc+nnm+krum"]
 
 
-@pytest.mark.parametrize(("n", "f"), [(8, 2), (16, 3)])
-def test_a_mesh_axis_gives_the_numbers_of_one_device(n: int, f: int, node_mesh) -> None:
-    """One and two workers a device; leaves that the devices do not divide; one message that is no number."""
+def test_a_mesh_axis_gives_the_numbers_of_one_device(node_mesh) -> None:
+    """Two workers a device; leaves that the devices do not divide; one message that is no number."""
+    n, f = 16, 3
     random = np.random.default_rng(n)
     tree = {
         "matrix": random.normal(size=(n, 7, 5)).astype(np.float32),
@@ -458,7 +456,7 @@ def test_bad_types(types_unchecked) -> None:
     with pytest.raises(TypeError, match=r"f must be an integer, got 2\.0"):
         aggregation.TrimmedMean(2.0)
     with pytest.raises(TypeError, match="last part must be an aggregation rule"):
-        compose(aggregation.Mean(), NNM(2))
+        compose(NNM(2), NNM(2))
     with pytest.raises(TypeError, match="must be pre-aggregators, got Mean"):
         compose(aggregation.Mean(), aggregation.Mean())
     with pytest.raises(ValueError, match="compat must be None or 'byzfl', got 'other'"):

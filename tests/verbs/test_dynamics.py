@@ -1,6 +1,7 @@
 """The file tool end to end: formats, rates, output, bad input."""
 
 import csv
+import re
 
 import numpy as np
 import pytest
@@ -68,8 +69,8 @@ def test_frequencies_come_out_in_cycles() -> None:
     ("content", "options", "message"),
     [
         ([wave(1.0)], [], "between 2 and 10000 systems can be compared, got 1"),
-        ([wave(1.0), wave(1.0)[:, :1]], [], "same channels, got series with [1, 2]"),
-        ([wave(1.0), wave(1.0)], ["--dt", "0"], "steps must be positive, got 0"),
+        ([wave(1.0), wave(1.0)[:, :1]], [], "same channels, got 2 in 0 and 1 in 1"),
+        ([wave(1.0), wave(1.0)], ["--dt", "0"], "steps must be positive and finite, got 0"),
         ([wave(1.0), wave(1.0)], ["--dt", "1", "1", "1"], "one for each of the 2 files, got 3"),
         ([wave(1.0), wave(1.0)], ["--rank", "0"], "rank must be in"),
         ([wave(1.0), wave(1.0)], ["--rank", "x"], "invalid int value: 'x'"),
@@ -89,3 +90,76 @@ def test_bad_input_is_one_line(tmp_path, capsys, content, options, message) -> N
     assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def save(tmp_path, arrays) -> None:
+    for name, array in arrays.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        np.save(tmp_path / name, array)
+
+
+def compare_files(tmp_path, arrays, *options: str) -> int:
+    """Save the arrays under their names and compare the files."""
+    save(tmp_path, arrays)
+    files = [str(tmp_path / name) for name in arrays]
+    return cli.main(["dynamics", "compare", *files, "--rank", "2", "--out", str(tmp_path / "out"), *options])
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (np.where(np.arange(400)[:, None] == 7, np.nan, wave(1.0)), "second: a value is missing .* row 7, channel 0"),
+        (np.zeros((400, 2)), "second: .*(eigenvalue ~0|support only rank)"),
+        (np.sin(0.1 * np.arange(400)[:, None] + [0, 1]), "second: .*(eigenvalue ~0|support only rank)"),
+        (wave(1.0)[:5], r"second: lengths must be in \[10, 400\] .* got 5"),
+        (wave(1.0)[:, :1], "same channels, got 2 in first and 1 in second"),
+        (1e200 * wave(1.0), "too large for double precision"),
+    ],
+    ids=["missing", "zero", "no noise", "short", "channels", "large"],
+)
+def test_the_series_that_fails_is_named(tmp_path, capsys, second, message) -> None:
+    rank = "8" if len(second) > 5 else "2"  # a noiseless wave has rank two
+    assert compare_files(tmp_path, {"first.npy": wave(1.0), "second.npy": second}, "--rank", rank) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error), error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--window", "inf"], "window must be positive and finite, got inf"),
+        (["--window", "0"], "window must be positive and finite, got 0"),
+        (["--dt", "inf"], "steps must be positive and finite, got inf"),
+        (["--dt", "0.01", "nan"], "steps must be positive and finite, got nan"),
+        (["--lags", "99999999999"], "at most the 400 samples of the longest series"),
+        (["--window", "1e-9", "--lags", "2"], "differ by more than 1e-6 sampling steps"),
+    ],
+)
+def test_options_that_make_no_sense_are_one_line(tmp_path, capsys, options, message) -> None:
+    assert compare_files(tmp_path, {"a.npy": wave(1.0), "b.npy": wave(2.0)}, *options) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_file_in_the_way_is_found_before_the_work(tmp_path, capsys) -> None:
+    (tmp_path / "out").write_text("mine")
+    assert compare_files(tmp_path, {"a.npy": wave(1.0), "b.npy": wave(1.0)[:1]}) == 2
+    assert "a file is in the way of that folder" in capsys.readouterr().err
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_names_stay_apart_and_come_out_as_they_are(tmp_path, capsys) -> None:
+    """Clashing stems, markup of the terminal, formulas and a leading underscore of the plots, arrays of one file."""
+    np.savez(tmp_path / "many.npz", red=wave(1.0), blue=wave(2.0))
+    names = ["[b]x.npy", "$a$.npy", "_x.npy", "same.npy", "deeper/same.npy"]
+    arrays = {name: wave(1.0 + k) for k, name in enumerate(names)}
+    save(tmp_path, arrays)
+    files = [str(tmp_path / name) for name in [*arrays, "many.npz"]]
+    assert cli.main(["dynamics", "compare", *files, "--rank", "2", "--out", str(tmp_path / "out")]) == 0
+    heading = next(csv.reader((tmp_path / "out" / "distances.csv").open()))[1:]
+    stems = ["[b]x", "$a$", "_x"]
+    assert heading == [*stems, str(tmp_path / names[3]), str(tmp_path / names[4]), "many[red]", "many[blue]"]
+    shown = capsys.readouterr().out
+    assert all(f"{name} " in shown for name in [*stems, "many[red]"])

@@ -24,6 +24,8 @@ __all__ = ["Geometry", "combine", "geometry_of", "medoid", "over_columns", "wide
 
 # Columns that a loop over coordinates handles at a time: 64 workers of them stay in a core's cache.
 COLUMNS = 16_384
+# The same for products of rows with one another: twice as fast, and no gain from more.
+CACHED_COLUMNS = 4096
 # Up to this many workers a weighted sum or a sorting network is one fused loop over the coordinates.
 UNROLLED = 128
 # Recentre where a squared norm exceeds the squared distance that has to be told from it by more than this; below, the
@@ -102,12 +104,12 @@ def geometry_of(
     n, dtype = blocks[0].shape[0], wide_dtype(blocks)
     n_points = n + 1 + (centre is not None)
     if not distances:
-        bad = sum((~jnp.isfinite(block)).sum(1) for block in blocks)
+        bad = jnp.stack([(~jnp.isfinite(block)).sum(1) for block in blocks]).sum(0)
         bad = bad if axis_name is None else lax.psum(bad, axis_name)
         return Geometry(None, bad == 0, jnp.eye(n_points, dtype=dtype))
     raw = jnp.zeros((n_points, n_points), dtype)
     for index, block in enumerate(blocks):
-        raw = raw.at[:n, :n].add(_rows_product(block, block, dtype))
+        raw = raw.at[:n, :n].add(_gram(block, dtype))
         if centre is not None:
             known = centre[index].astype(dtype)[None]
             cross = _rows_product(block, known, dtype)[:, 0]
@@ -179,6 +181,24 @@ def over_columns(function, block: Array, dtype) -> Array:
 def wide_dtype(blocks: list[Array]):
     """What sums are taken in: float32, or float64 where a block is."""
     return jnp.result_type(jnp.float32, *(block.dtype for block in blocks))
+
+
+def _gram(block: Array, dtype) -> Array:
+    """``block @ block.T``; on CPUs, whose products of long rows are slow, a piece that stays in cache at a time."""
+    n, columns = block.shape
+    whole, rest = divmod(columns, CACHED_COLUMNS)
+    if whole < 2:
+        return _rows_product(block, block, dtype)
+
+    def piecewise(block: Array) -> Array:
+        def one(index: Array, total: Array) -> Array:
+            piece = lax.dynamic_slice(block, (0, index * CACHED_COLUMNS), (n, CACHED_COLUMNS))
+            return total + _rows_product(piece, piece, dtype)
+
+        end = lax.slice_in_dim(block, columns - rest, columns, axis=1)
+        return lax.fori_loop(0, whole, one, _rows_product(end, end, dtype))
+
+    return lax.platform_dependent(block, cpu=piecewise, default=lambda block: _rows_product(block, block, dtype))
 
 
 def _gram_about(block: Array, reference: Array | None, middle: Array, finite: Array, dtype) -> Array:

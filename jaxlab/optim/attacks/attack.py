@@ -32,7 +32,7 @@ class Honest(NamedTuple):
     leaves: list[Array]
     mask: Bool[Array, " m"]
     workers: Int[Array, " m"]
-    count: Int[Array, ""]
+    count: Int[Array, ""]  # type: ignore[assignment]  # tuple.count is not missed
     n_workers: int
     axis_name: str | None
 
@@ -152,11 +152,16 @@ def byzantine_mask(byzantine: Byzantine, n: int) -> np.ndarray | Bool[Array, " n
 
 
 def flip_labels(
-    labels: Int[Array, " *batch"], n_classes: int, *, byzantine: Bool[Array, " n"] | np.ndarray | None = None
-) -> Int[Array, " *batch"]:
+    labels: Int[Array | np.ndarray, " *batch"],
+    n_classes: int,
+    *,
+    byzantine: Bool[Array, " n"] | np.ndarray | None = None,
+) -> Int[Array | np.ndarray, " *batch"]:
     """The class ``y`` becomes ``n_classes - 1 - y``, for all or for the Byzantine workers of the leading axis."""
     flipped = n_classes - 1 - labels
-    return flipped if byzantine is None else jnp.where(per_worker(jnp.asarray(byzantine), labels), flipped, labels)
+    if byzantine is None:
+        return flipped
+    return jnp.where(per_worker(jnp.asarray(byzantine), jnp.asarray(labels)), flipped, labels)
 
 
 def per_worker(values: Array, like: Array) -> Array:
