@@ -22,6 +22,7 @@ from jaxlab.optim.bilevel.rounds import (
     BilevelStepper,
     ClientBatches,
     make_bilevel_step,
+    put_bilevel_state,
     shard_bilevel_step,
 )
 
@@ -41,5 +42,6 @@ __all__ = [
     "directions",
     "exact_hypergradient",
     "make_bilevel_step",
+    "put_bilevel_state",
     "shard_bilevel_step",
 ]

@@ -6,7 +6,8 @@ One device, or many::
     state, info = jax.jit(step)(key, state, batches)  # clients stacked on one device
     step = jax.jit(shard_bilevel_step(step, mesh, "client", state=state, batches=batches))  # or over a mesh axis
 
-For the second, make ``optimizer`` and ``step`` with ``axis_name="client"``.
+For the second, make ``optimizer`` and ``step`` with ``axis_name="client"``; several hosts place the state with
+:func:`put_bilevel_state` first.
 """
 
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from jaxlab.optim.bilevel.br_fedbi import BRFedBiState
 from jaxlab.optim.bilevel.hypergradient import BilevelPoint, BilevelProblem, directions
+from jaxlab.optim.training import place
 from jaxlab.optim.transforms import Scalar
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "ClientBatches",
     "check_batches",
     "make_bilevel_step",
+    "put_bilevel_state",
     "report",
     "shard_bilevel_step",
     "varying",
@@ -212,14 +215,7 @@ def shard_bilevel_step(
     if n % mesh.shape[axis_name]:
         raise ValueError(f"{n} clients do not divide among the {mesh.shape[axis_name]} devices of axis {axis_name!r}")
     everywhere, clients = PartitionSpec(), PartitionSpec(axis_name)
-
-    def spec(leaf: Any) -> PartitionSpec:
-        return clients if jnp.shape(leaf)[:1] == (n,) else everywhere
-
-    # Nothing but the estimator's state has an axis of clients, whatever its size.
-    state_spec = jax.tree.map(lambda leaf: everywhere, state)
-    of_clients = jax.tree.map(spec, state.optimizer.estimator)
-    state_spec = state_spec._replace(optimizer=state_spec.optimizer._replace(estimator=of_clients))
+    state_spec = _state_specs(state, axis_name, n)
     data = (clients,) if refresh_batches is None else (clients, clients)
     return jax.shard_map(
         step,
@@ -228,6 +224,11 @@ def shard_bilevel_step(
         out_specs=(state_spec, everywhere),
         axis_names={axis_name},
     )
+
+
+def put_bilevel_state(state: BilevelState, mesh: Mesh, axis_name: str, *, n_clients: int) -> BilevelState:
+    """Place a state that is the same on every host on the mesh, what belongs to clients spread over the axis."""
+    return place(state, mesh, _state_specs(state, axis_name, n_clients))
 
 
 def varying(point: BilevelPoint, axis_name: str | None) -> BilevelPoint:
@@ -280,3 +281,14 @@ def check_batches(name: str, batches: ClientBatches) -> int:
         if 0 in shape:
             raise ValueError(f"a client without data has no direction; {where} has shape {shape}")
     return leaves[0][1][0]
+
+
+def _state_specs(state: BilevelState, axis_name: str, n: int) -> BilevelState:
+    """Nothing but the estimator's state has an axis of clients, whatever the sizes of the others."""
+
+    def spec(leaf: Any) -> PartitionSpec:
+        return PartitionSpec(axis_name) if jnp.shape(leaf)[:1] == (n,) else PartitionSpec()
+
+    everywhere = jax.tree.map(lambda leaf: PartitionSpec(), state)
+    of_clients = jax.tree.map(spec, state.optimizer.estimator)
+    return everywhere._replace(optimizer=everywhere.optimizer._replace(estimator=of_clients))
