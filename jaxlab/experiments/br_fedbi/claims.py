@@ -39,8 +39,8 @@ CLAIMS = (
     ),
     Claim(
         "momentum_and_page_lift_the_worst_attack",
-        "With a coordinate-wise rule, momentum and PAGE both lift the accuracy under the worst attack (least lift over "
-        "the plain method, points).",
+        "With coordinate-wise rules, momentum and PAGE both lift the accuracy under the worst attack (lift over the "
+        "plain method, mean of the rules, the lesser of the two, points).",
         ">=",
         20.0,
     ),

@@ -59,7 +59,7 @@ class Config:
     """width of the hidden layer"""
     ridge: float = 0.01
     """on the last layer"""
-    learning_rates: tuple[float, ...] = (0.2, 0.4, 0.8)
+    learning_rates: tuple[float, ...] = (0.1, 0.2, 0.4, 0.8)
     """step sizes of the upper variable that every method is tuned on, for every aggregator"""
     ratios: tuple[float, float] = (2.5, 1.0)
     """step sizes of lower and auxiliary variable, as multiples"""
@@ -167,7 +167,7 @@ PRESETS: Mapping[str, Config] = {
         methods=("br_fedbi", "br_fedbi_m", "br_fedbi_p", "bilantine"),
         aggregators=("coordinate_median", "trimmed_mean", "nnm+trimmed_mean"),
         attacks=("none", "alie", "inner_product"),
-        rounds=200,
+        rounds=240,
         learning_rates=(0.2, 0.4),
         seeds=1,
         sweep=(0, 5, 12),

@@ -285,11 +285,11 @@ def _measure(config: Config, run: Run, judged: dict[Entry, np.ndarray]) -> None:
         for entry, accuracy in judged.items()
     }
     protected = ("br_fedbi_m", "br_fedbi_p")
+    rules = [rule for rule in _COORDINATE_WISE if Entry("br_fedbi", rule) in worst]
     lifts = [
-        worst[Entry(method, rule)] - worst[Entry("br_fedbi", rule)]
-        for rule in _COORDINATE_WISE
+        np.mean([worst[Entry(method, rule)] - worst[Entry("br_fedbi", rule)] for rule in rules])
         for method in protected
-        if {Entry(method, rule), Entry("br_fedbi", rule)} <= worst.keys()
+        if rules and method in config.methods
     ]
     leads = {
         (method, rule): worst[Entry(method, rule)] - worst[Entry("bilantine", rule, share=_EQUAL_MESSAGES)]
