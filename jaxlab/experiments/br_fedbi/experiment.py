@@ -108,7 +108,10 @@ def _quadratic(config: Config, run: Run, cost: float) -> tuple[dict[str, np.ndar
             return jax.tree.map(np.asarray, found)
 
     def noiseless() -> dict[str, dict]:
-        return {name: path(key, alike, 0.0, 0.0, which, key) for name, (alike, *which) in scenarios.items()}
+        return {
+            name: path(key, alike, 0.0, 0.0, (rule, attack, byzantine), key)
+            for name, (alike, rule, attack, byzantine) in scenarios.items()
+        }
 
     def log(i: int, found: dict[str, Any]) -> list[dict[str, Any]]:
         return [{"scenario": name, "error": found[name]["error"][-1]} for name in scenarios]
@@ -116,13 +119,13 @@ def _quadratic(config: Config, run: Run, cost: float) -> tuple[dict[str, np.ndar
     found = run.stage("quadratic", noiseless, cost=cost / 2, log=log)
     runs = [(alike, beta, k) for alike in (True, False) for beta in config.betas for k in range(config.floor_runs)]
 
-    def to_floor(carry: tuple, i: int) -> tuple[tuple, np.ndarray]:
+    def to_floor(carry: tuple, i: int) -> tuple[tuple, np.float64]:
         alike, beta, k = runs[i]
         problem, noise = jax.random.split(jax.random.fold_in(key, k))
         norms = path(problem, alike, beta, 1.0, (1, "alie", f), noise)["norm"]
         return carry, np.float64(quadratic.floor(norms))
 
-    def log_floor(i: int, value: np.ndarray) -> dict[str, Any]:
+    def log_floor(i: int, value: Any) -> dict[str, Any]:
         alike, beta, k = runs[i]
         return {"alike": alike, "beta": beta, "run": k, "floor": value}
 
@@ -256,7 +259,7 @@ def _representation(
     return judged, sweep
 
 
-def _line(config: Config, entry: Entry, rate: float, accuracy: np.ndarray) -> dict[str, Any]:
+def _line(config: Config, entry: Entry, rate: float, accuracy: Any) -> dict[str, Any]:
     final = representation.at_messages(np.asarray(accuracy), entry.share)
     return {"method": entry.label, "learning_rate": rate, **representation.describe(config.attacks, final)}
 
@@ -333,7 +336,7 @@ def _cleaning(config: Config, run: Run, images: Any, cost: float) -> tuple[np.nd
     )
     wrong = np.asarray(data.wrong)
 
-    def areas(weights: np.ndarray) -> dict[str, float]:
+    def areas(weights: Any) -> dict[str, float]:
         each = [hyper_cleaning.area_under_curve(-of_attack, wrong) for of_attack in np.asarray(weights)]
         return dict(zip(names, each, strict=True))
 

@@ -164,7 +164,7 @@ def train(
     mask = jnp.arange(n) >= n - byzantine
 
     def under(attack: Array) -> dict[str, Array]:
-        labels = data.labels
+        labels: Any = data.labels
         if LABEL_FLIP in setting.attacks:
             lying = mask & (attack == setting.attacks.index(LABEL_FLIP))
             labels = flip_labels(labels, setting.classes, byzantine=lying)

@@ -238,7 +238,9 @@ def _robust_descent(
 
 
 def _scaled(rate: ScalarOrSchedule, ratio: Scalar) -> ScalarOrSchedule:
-    return (lambda count: ratio * rate(count)) if callable(rate) else ratio * rate
+    if callable(rate):
+        return lambda count: ratio * rate(count)  # type: ignore[misc]
+    return ratio * rate
 
 
 def _norm(tree: PyTree) -> Float[Array, ""]:

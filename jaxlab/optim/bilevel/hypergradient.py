@@ -229,7 +229,7 @@ def exact_hypergradient(
 
 def _second_order(problem: BilevelProblem, point: BilevelPoint, batch: PyTree) -> tuple[Any, Any]:
     """Gradient of ``G`` in (x, y), and its derivative along (0, z)."""
-    gradient = jax.grad(lambda both: problem.lower(*both, batch))
+    gradient = jax.grad(lambda both: problem.lower(both[0], both[1], batch))
     tangent = (jax.tree.map(jnp.zeros_like, point.upper), point.auxiliary)
     return jax.jvp(gradient, ((point.upper, point.lower),), (tangent,))
 

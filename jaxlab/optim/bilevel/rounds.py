@@ -130,7 +130,8 @@ def make_bilevel_step(
       ValueError: for a probability outside (0, 1]; in ``step`` for batches that are empty or whose leading axes differ.
     """
     paging = refresh_probability is not None
-    if paging and not isinstance(refresh_probability, jax.core.Tracer) and not 0.0 < refresh_probability <= 1.0:
+    probability: Any = refresh_probability
+    if paging and not isinstance(probability, jax.core.Tracer) and not 0.0 < probability <= 1.0:
         raise ValueError(f"refresh_probability must be in (0, 1], got {refresh_probability}")
     optimizer = optax.with_extra_args_support(optimizer)
 
@@ -160,7 +161,7 @@ def make_bilevel_step(
             big = batches if refresh_batches is None else refresh_batches
             check_batches("refresh_batches", big)
             if refresh is None:
-                refresh = jax.random.bernoulli(key, refresh_probability) | (state.optimizer.count == 0)
+                refresh = jax.random.bernoulli(key, probability) | (state.optimizer.count == 0)
 
             def afresh() -> tuple:
                 found, curvature = of_clients(state.point, big)
