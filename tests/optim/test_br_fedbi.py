@@ -49,7 +49,7 @@ def solve(q: Quadratic, aggregator, *, attack=None, estimator=None, rounds: int 
 
 
 def error(q: Quadratic, point: BilevelPoint) -> float:
-    return max(float(jnp.abs(a - b).max()) for a, b in zip(point, q.solution(), strict=True))
+    return max(float(np.abs(np.asarray(a) - b).max()) for a, b in zip(point, q.solution(), strict=True))
 
 
 def assert_trees_close(got, expected, **tolerances) -> None:
