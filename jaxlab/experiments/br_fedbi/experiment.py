@@ -143,7 +143,7 @@ def _quadratic(config: Config, run: Run, cost: float) -> tuple[dict[str, np.ndar
     refusals = quadratic.refuses_half(config.clients)
     run.measure("breakdown_at_half", at_most if all(refusals.values()) else np.inf)
     run.note(
-        f"Quadratic: clients that differ leave an error of {heterogeneous:.2g} under attack, which no method avoids; "
+        f"Quadratic: where clients differ, the trimmed mean under attack ends with an error of {heterogeneous:.2g}; "
         f"noise floors {', '.join(f'{v:.3g}' for v in floors['alike'])} where they are alike and "
         f"{', '.join(f'{v:.3g}' for v in floors['different'])} where they differ, "
         f"for beta {', '.join(f'{b:g}' for b in config.betas)}."
@@ -276,7 +276,7 @@ def _row(config: Config, run: Run, entry: Entry, accuracy: np.ndarray, rate: flo
         worst_mean=worst.mean(),
         worst_std=worst.std(),
         **each,
-        on_boundary=boundary.mean(),
+        **({} if METHODS[entry.method].single_level else {"on_boundary": boundary.mean()}),
     )
     if boundary.mean(0).max() > 0.5 and not METHODS[entry.method].single_level and entry.aggregator == _NNM:
         run.note(f"{entry.label}: z was projected in {boundary.mean(0).max():.0%} of the rounds under one attack.")
@@ -300,7 +300,7 @@ def _measure(config: Config, run: Run, judged: dict[Entry, np.ndarray]) -> None:
         for method in protected
         if {Entry(method, rule), Entry("bilantine", rule, share=_EQUAL_MESSAGES)} <= worst.keys()
     }
-    others = {key: lead for key, lead in leads.items() if key[1] not in _COORDINATE_WISE}
+    others = {key: lead for key, lead in leads.items() if key[1] not in ("mean", *_COORDINATE_WISE)}
     if others:
         listed = ", ".join(
             f"{lead:+.1f} ({METHODS[m].label}, {rule.replace('_', ' ')})" for (m, rule), lead in others.items()

@@ -77,22 +77,24 @@ def heat_map(
     aggregators: Sequence[str],
 ) -> None:
     """Accuracy at equal messages, attack by aggregator, a panel a method; ``final`` is ``[attacks]`` in percent."""
-    size = (1.2 + (0.62 * len(attacks) + 0.4) * len(methods) + 1.2, 1.6 + 0.42 * len(aggregators))
-    with run.figure("heat_map", ncols=len(methods), figsize=(max(size[0], 5), max(size[1], 2.6)), squeeze=False) as (
-        figure,
-        axes,
-    ):
+    columns = min(len(methods), 3)
+    rows = -(-len(methods) // columns)
+    size = max(2.4 + 0.62 * len(attacks) * columns, 5), max((1.4 + 0.42 * len(aggregators)) * rows, 2.6)
+    with run.figure("heat_map", nrows=rows, ncols=columns, figsize=size, squeeze=False) as (figure, axes):
         image = None
-        for panel, method in zip(axes[0], methods, strict=True):
+        for panel, method in zip(axes.ravel(), methods, strict=False):
             values = np.stack([final[method, rule] for rule in aggregators])
             image = panel.imshow(values, vmin=0, vmax=100, cmap="viridis", aspect="auto")
             for (row, column), value in np.ndenumerate(values):
                 colour = "black" if value > 60 else "white"
                 panel.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=7, color=colour)
             panel.set_xticks(range(len(attacks)), [name.replace("_", " ") for name in attacks], rotation=60, fontsize=7)
-            labels = [name.replace("_", " ") for name in aggregators] if panel is axes[0, 0] else []
-            panel.set_yticks(range(len(aggregators)), labels or [""] * len(aggregators), fontsize=7)
+            first = panel in axes[:, 0]
+            labels = [name.replace("_", " ") if first else "" for name in aggregators]
+            panel.set_yticks(range(len(aggregators)), labels, fontsize=7)
             panel.set_title(METHODS[method].label, fontsize=9)
+        for panel in axes.ravel()[len(methods) :]:
+            panel.set_visible(False)
         figure.colorbar(image, ax=axes.ravel().tolist(), label="accuracy (%) at equal messages")
 
 
