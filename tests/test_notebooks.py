@@ -12,7 +12,9 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 def test_notebooks_are_found():
-    assert {"01_decentralised_training", "05_comparing_dynamics"} <= {path.stem for path in NOTEBOOKS}
+    assert {"01_decentralised_training", "04_byzantine_bilevel", "05_comparing_dynamics"} <= {
+        path.stem for path in NOTEBOOKS
+    }
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -51,6 +51,7 @@ METHODS: tuple[Method, ...] = (
         "Single-Loop Byzantine-Resilient Federated Bilevel Optimization",
         None,
         "jaxlab.optim",
+        experiment="jaxlab.experiments.br_fedbi",
     ),
     Method("abom", "Task-free Adaptive Meta Black-box Optimization", "2601.21475", "jaxlab.blackbox"),
     Method(

@@ -112,17 +112,21 @@ def node_partition_specs(tree: PyTree, mixer: Mixer) -> PyTree:
 
 def put_on_mesh(tree: PyTree, mesh: Mesh, mixer: Mixer) -> PyTree:
     """Place a tree that is the same on every host (parameters, state) on the mesh, nodes spread over the node axis."""
-    specs = node_partition_specs(tree, mixer)
+    return place(tree, mesh, node_partition_specs(tree, mixer))
 
-    def place(leaf: Any, spec: PartitionSpec) -> Array:
+
+def place(tree: PyTree, mesh: Mesh, specs: PyTree) -> PyTree:
+    """Place a tree that is the same on every host on the mesh, each leaf by its ``PartitionSpec``."""
+
+    def put(leaf: Any, spec: PartitionSpec) -> Array:
         if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(place(jax.random.key_data(leaf), spec), impl=jax.random.key_impl(leaf))
+            return jax.random.wrap_key_data(put(jax.random.key_data(leaf), spec), impl=jax.random.key_impl(leaf))
         # A callback, not device_put: each host holds the whole value and gives its own devices their part.
         return jax.make_array_from_callback(
             jnp.shape(leaf), NamedSharding(mesh, spec), lambda index: np.asarray(leaf)[index]
         )
 
-    return jax.tree.map(place, tree, specs)
+    return jax.tree.map(put, tree, specs)
 
 
 def shard_train_step(

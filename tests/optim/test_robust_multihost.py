@@ -1,4 +1,4 @@
-"""Two real processes on the loopback interface train together, and one of them is Byzantine."""
+"""Two real processes on the loopback interface train together, single-level and bilevel, and one is Byzantine."""
 
 import importlib.util
 import os
@@ -42,8 +42,13 @@ def test_a_byzantine_process_does_no_harm_and_two_processes_equal_one(tmp_path: 
             if running.poll() is None:
                 running.kill()
             running.wait()
-    honest, byzantine = (np.load(tmp_path / f"params{process}.npy") for process in range(2))
-    np.testing.assert_array_equal(honest, byzantine)
-    stacked = jax.jit(lambda x: worker.train(x, None))(worker.batches())
-    np.testing.assert_allclose(honest, stacked, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(honest, worker.SOLUTION, atol=1e-3)
+    honest, byzantine = (np.load(tmp_path / f"params{process}.npz") for process in range(2))
+    step, state = worker.bilevel(None)
+    stacked = {
+        "w": jax.jit(lambda x: worker.train(x, None))(worker.batches()),
+        "x": jax.jit(lambda wanted: worker.iterate(step, state, wanted))(worker.targets()),
+    }
+    for name, expected in stacked.items():
+        np.testing.assert_array_equal(honest[name], byzantine[name])
+        np.testing.assert_allclose(honest[name], expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(honest[name], worker.SOLUTION, atol=1e-3)
