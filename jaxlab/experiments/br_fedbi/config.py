@@ -59,7 +59,7 @@ class Config:
     """width of the hidden layer"""
     ridge: float = 0.01
     """on the last layer"""
-    learning_rates: tuple[float, ...] = (0.1, 0.2, 0.4, 0.8)
+    learning_rates: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
     """step sizes of the upper variable that every method is tuned on, for every aggregator"""
     ratios: tuple[float, float] = (2.5, 1.0)
     """step sizes of lower and auxiliary variable, as multiples"""
