@@ -80,7 +80,7 @@ def test_ci_runs_the_commands_of_the_readme():
         assert command in script
 
 
-FIRST, LANGUAGE_MODEL, CLUSTER = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+FIRST, ROBUST, LANGUAGE_MODEL, CLUSTER = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
 def output_of(code: str, folder: Path) -> str:
@@ -96,6 +96,16 @@ def output_of(code: str, folder: Path) -> str:
 
 def test_readme_optimiser_example_runs(tmp_path):
     assert max(map(float, output_of(FIRST, tmp_path).split())) < 0.01  # what the comment in the example promises
+
+
+def test_readme_robust_example_runs(tmp_path):
+    """25 gradients of ones but for seven liars: the update is that of Adam's first step, minus its learning rate."""
+    prelude = (
+        "import jax.numpy as jnp\ngrads = {'w': jnp.ones((25, 3)).at[:7].set(-1e9)}\nparams = {'w': jnp.zeros(3)}\n"
+    )
+    check = "updates, _ = optimizer.update(grads, optimizer.init(params), params)\nprint(*updates['w'])"
+    updates = [float(word) for word in output_of(f"{prelude}{ROBUST}\n{check}\n", tmp_path).split()]
+    assert updates == pytest.approx([-1e-3] * 3, rel=1e-5)
 
 
 def test_readme_language_model_example_runs(tmp_path):
