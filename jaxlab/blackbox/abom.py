@@ -39,7 +39,7 @@ Example:
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -48,86 +48,15 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, Key, Real
 
-from jaxlab.blackbox.operators import Parameters, Structure, draw_masks, initial_parameters, latin_hypercube, reproduce
+from jaxlab.blackbox.operators import Parameters, draw_masks, initial_parameters, latin_hypercube, reproduce
+from jaxlab.blackbox.settings import ABOM, Bound, check_settings, checked_box, is_concrete
 
-__all__ = ["ABOM", "Info", "Result", "State", "ask", "init", "minimize", "minimize_host", "tell"]
-
-Scalar = int | float | Real[Array, ""]
-Bound = Float[Array, "d"] | Float[np.ndarray, "d"]
+__all__ = ["Info", "Result", "State", "ask", "init", "minimize", "minimize_host", "tell"]
 
 _EPSILON = 1e-8
 
 
-@flax.struct.dataclass
-class ABOM:
-    """Settings of the search. Numbers may be traced, so that a vmap runs over them; the other fields are static.
-
-    The defaults are the released code's (github.com/xiaofangxd/ABOM); the paper's differ in the fields marked with *.
-
-    Attributes:
-      population_size: ``n``; the paper's 20 (the released code has 16).
-      structure: of the operators*.
-      crossover_dropout: ``p_C``; about ``1 - p_C`` of the variables move.
-      mutation_dropout: ``p_M``.
-      learning_rate: of the operators' weights; its scale is that of the coordinates.
-      weight_decay: decoupled, AdamW's.
-      fitness: what the selection sees of the values: "rank" (0 is best), "zscore", or "raw"*.
-      target: "best" pulls every offspring to the best survivor, "elite"* row i to the i-th.
-      loss: "smooth_l1" (summed, beta 1) or "squared"*.
-      fresh_optimizer: AdamW starts anew every generation, which makes it ``-lr sign(gradient)``*.
-      optimizer: any optax transformation in place of AdamW.
-      adapt: False keeps the initial weights.
-      initial: "latin_hypercube" (the paper's) or "uniform" (the released code's).
-      coordinate_range: maps the box to ``[-c, c]^d`` for the operators; None leaves it, as published. Learning rate and
-        attention depend on the scale of coordinates: use 100 for a box like ``[0, 1]`` or one of unlike sides.
-      patience: generations without a better value until the search restarts from new points and new weights with the
-        best value on record; None never does.
-    """
-
-    crossover_dropout: Scalar = 0.95
-    mutation_dropout: Scalar = 0.95
-    learning_rate: Scalar = 1e-3
-    weight_decay: Scalar = 1e-5
-    coordinate_range: Scalar | None = None
-    patience: Scalar | None = None
-    population_size: int = flax.struct.field(pytree_node=False, default=20)
-    structure: Structure = flax.struct.field(pytree_node=False, default=Structure())
-    fitness: Literal["rank", "raw", "zscore"] = flax.struct.field(pytree_node=False, default="rank")
-    target: Literal["best", "elite"] = flax.struct.field(pytree_node=False, default="best")
-    loss: Literal["smooth_l1", "squared"] = flax.struct.field(pytree_node=False, default="smooth_l1")
-    fresh_optimizer: bool = flax.struct.field(pytree_node=False, default=True)
-    optimizer: optax.GradientTransformation | None = flax.struct.field(pytree_node=False, default=None)
-    adapt: bool = flax.struct.field(pytree_node=False, default=True)
-    initial: Literal["latin_hypercube", "uniform"] = flax.struct.field(pytree_node=False, default="latin_hypercube")
-
-    @classmethod
-    def released(cls, **changes: Any) -> "ABOM":
-        """The published code, with the paper's population of 20."""
-        return cls(**changes)
-
-    @classmethod
-    def paper(cls, **changes: Any) -> "ABOM":
-        """The paper's equations, literally."""
-        structure = Structure(
-            attention_bias=False,
-            perceptron_bias=True,
-            dropout_on="hidden",
-            mutation_input="crossed",
-            mutation="gene",
-            swap=False,
-        )
-        settings = {
-            "structure": structure,
-            "fitness": "raw",
-            "target": "elite",
-            "loss": "squared",
-            "fresh_optimizer": False,
-        }
-        return cls(**(settings | changes))
-
-
-@flax.struct.dataclass
-class State:
+class State(flax.struct.PyTreeNode):
     """A search between two generations.
 
     Attributes:
@@ -197,7 +126,9 @@ class Result(NamedTuple):
     state: State
 
 
-def init(settings: ABOM, lower: Bound, upper: Bound, key: Key[Array, ""]) -> State:
+def init(
+    settings: ABOM, lower: Bound, upper: Bound, key: Key[Array, ""], *, parameters: Parameters | None = None
+) -> State:
     """A search that has not evaluated anything; the first `ask` proposes its initial population.
 
     Args:
@@ -205,15 +136,18 @@ def init(settings: ABOM, lower: Bound, upper: Bound, key: Key[Array, ""]) -> Sta
       lower: of the box, floating point; its dtype is the search's.
       upper: of the box.
       key: of the whole search.
+      parameters: to start with in place of random ones, such as `jaxlab.blackbox.pretrain` makes; a restart draws new
+        ones all the same.
 
     Raises:
       ValueError: settings out of range, a box that is empty, not finite or has no side.
     """
-    _check_settings(settings)
-    lower, upper = _checked_box(lower, upper)
+    check_settings(settings)
+    lower, upper = checked_box(lower, upper)
     of_points, of_weights = jax.random.split(jax.random.fold_in(key, jnp.iinfo(jnp.uint32).max))
     population = _initial_population(settings, lower, upper, of_points)
-    parameters = initial_parameters(of_weights, len(lower), settings.structure, dtype=lower.dtype)
+    if parameters is None:
+        parameters = initial_parameters(of_weights, len(lower), settings.structure, dtype=lower.dtype)
     optimizer = _optimizer(settings)
     return State(
         parameters=parameters,
@@ -240,7 +174,7 @@ def ask(settings: ABOM, state: State) -> tuple[Float[Array, "n d"], State]:
 
 
 def tell(
-    settings: ABOM, state: State, candidates: Float[Array, "n d"], fitness: Real[Array, "n"] | Real[np.ndarray, "n"]
+    settings: ABOM, state: State, candidates: Float[Array, "n d"], fitness: Real[Array, " n"] | Real[np.ndarray, " n"]
 ) -> tuple[State, Info]:
     """Learn from the values of the candidates and keep the best.
 
@@ -259,7 +193,7 @@ def tell(
         raise ValueError(
             f"tell needs candidates {expected} and fitness {expected[:1]}, got {candidates.shape} and {fitness.shape}"
         )
-    if _is_concrete(state.asked) and not state.asked:
+    if is_concrete(state.asked) and not state.asked:
         raise ValueError("tell needs the state that ask returned; candidates of this one were never asked for")
     state, info = _tell(settings, state, candidates, jnp.asarray(fitness, candidates.dtype))
     _check_found(info.best_fitness)
@@ -275,6 +209,7 @@ def minimize(
     *,
     max_evaluations: int,
     data: Any = None,
+    parameters: Parameters | None = None,
 ) -> Result:
     """The whole search as one compiled scan.
 
@@ -287,12 +222,13 @@ def minimize(
       key: random key; vmap over keys for several seeds.
       max_evaluations: budget; ``max_evaluations // n`` generations are evaluated, the initial one included.
       data: what differs between problems of one kind, any pytree; vmap over it for several problems.
+      parameters: to start with, see `init`.
 
     Raises:
       ValueError: as `init`, a budget below two populations, or (outside jit) no finite value at all.
     """
     generations = _generations(settings, max_evaluations)
-    state = init(settings, lower, upper, key)
+    state = init(settings, lower, upper, key, parameters=parameters)
     state, history = _search(function, settings, state, data, generations=generations)
     _check_found(state.best_fitness)
     return Result(state.best_solution, state.best_fitness, generations * settings.population_size, history, state)
@@ -360,7 +296,7 @@ def _tell(settings: ABOM, state: State, candidates: Array, fitness: Array) -> tu
 def _propose(settings: ABOM, state: State) -> tuple[Array, Callable[[Array], Parameters]]:
     """Offspring in the operators' coordinates, and the pull-back of their gradient to the parameters."""
     structure = settings.structure
-    population = _to_operators(settings, state, state.population)
+    population = to_operators(settings, state, state.population)
     size, dimension = population.shape
     masks = draw_masks(
         jax.random.fold_in(state.key, state.generation),
@@ -372,13 +308,13 @@ def _propose(settings: ABOM, state: State) -> tuple[Array, Callable[[Array], Par
         mutation_dropout=settings.mutation_dropout,
         dtype=population.dtype,
     )
-    feature = _feature(settings, state.fitness)
-    offspring, pull_back = jax.vjp(lambda p: reproduce(p, population, feature, masks, structure), state.parameters)
+    seen = feature(settings, state.fitness)
+    offspring, pull_back = jax.vjp(lambda p: reproduce(p, population, seen, masks, structure), state.parameters)
     return offspring, lambda cotangent: pull_back(cotangent)[0]
 
 
 def _candidates(settings: ABOM, state: State, offspring: Array) -> Array:
-    in_box = jnp.clip(_from_operators(settings, state, offspring), state.lower, state.upper)
+    in_box = jnp.clip(from_operators(settings, state, offspring), state.lower, state.upper)
     return jnp.where(state.unevaluated, state.population, in_box)
 
 
@@ -399,7 +335,7 @@ def _survive(
 
     parameters, optimizer_state, loss = state.parameters, state.optimizer_state, jnp.zeros((), fitness.dtype)
     if settings.adapt:
-        elite = _to_operators(settings, state, survivors)
+        elite = to_operators(settings, state, survivors)
         residual = offspring - (elite[:1] if settings.target == "best" else elite)
         loss, slope = _loss(settings, residual)
         learnt, learnt_state = _learn(settings, state, pull_back(slope))
@@ -481,7 +417,7 @@ def _restart(settings: ABOM, state: State, restarts: Array) -> State:
     return jax.tree.map(lambda a, b: jnp.where(restarts, b, a), old, new).replace(key=key)
 
 
-def _feature(settings: ABOM, fitness: Array) -> Array:
+def feature(settings: ABOM, fitness: Array) -> Array:
     """What the selection sees of a sorted population's fitness."""
     if settings.fitness == "rank":
         return jnp.arange(len(fitness), dtype=fitness.dtype)
@@ -493,14 +429,16 @@ def _feature(settings: ABOM, fitness: Array) -> Array:
     return (finite - jnp.mean(finite)) / (jnp.std(finite) + jnp.finfo(fitness.dtype).tiny)
 
 
-def _to_operators(settings: ABOM, state: State, points: Array) -> Array:
+def to_operators(settings: ABOM, state: State, points: Array) -> Array:
+    """Points of the box in the coordinates that the operators see."""
     if settings.coordinate_range is None:
         return points
     centre, half = (state.upper + state.lower) / 2, (state.upper - state.lower) / 2
     return (points - centre) / half * jnp.asarray(settings.coordinate_range, points.dtype)
 
 
-def _from_operators(settings: ABOM, state: State, points: Array) -> Array:
+def from_operators(settings: ABOM, state: State, points: Array) -> Array:
+    """The inverse of `to_operators`."""
     if settings.coordinate_range is None:
         return points
     centre, half = (state.upper + state.lower) / 2, (state.upper - state.lower) / 2
@@ -516,10 +454,6 @@ def _initial_population(settings: ABOM, lower: Array, upper: Array, key: Array) 
     return jnp.clip(lower + (upper - lower) * unit, lower, upper)
 
 
-def _is_concrete(*values: Any) -> bool:
-    return not any(isinstance(value, jax.core.Tracer) for value in values)
-
-
 def _generations(settings: ABOM, max_evaluations: int) -> int:
     if max_evaluations < 2 * settings.population_size:
         raise ValueError(
@@ -529,49 +463,5 @@ def _generations(settings: ABOM, max_evaluations: int) -> int:
 
 
 def _check_found(best_fitness: Any) -> None:
-    if _is_concrete(best_fitness) and not np.all(np.isfinite(np.asarray(best_fitness))):
+    if is_concrete(best_fitness) and not np.all(np.isfinite(np.asarray(best_fitness))):
         raise ValueError("none of the values is finite; the search has nothing to go by")
-
-
-def _check_settings(settings: ABOM) -> None:
-    size, structure = settings.population_size, settings.structure
-    if size < 4:
-        raise ValueError(f"population_size must be at least 4, got {size}")
-    if structure.swap and size % 2:
-        raise ValueError(f"population_size must be even where halves are swapped, got {size}")
-    for name in ("attention_width", "hidden_width"):
-        width = getattr(structure, name)
-        if width is not None and width < 1:
-            raise ValueError(f"{name} must be at least 1, got {width}")
-    for name in ("crossover_dropout", "mutation_dropout"):
-        value = getattr(settings, name)
-        if _is_concrete(value) and not np.all((np.asarray(value) >= 0) & (np.asarray(value) <= 1)):
-            raise ValueError(f"{name} must be in [0, 1], got {value}")
-    for name in ("learning_rate", "coordinate_range", "patience"):
-        value = getattr(settings, name)
-        if value is not None and _is_concrete(value) and not np.all(np.asarray(value) > 0):
-            raise ValueError(f"{name} must be positive, got {value}")
-    for name, known in _CHOICES.items():
-        if getattr(settings, name) not in known:
-            raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(settings, name)!r}")
-
-
-_CHOICES = {
-    "fitness": ("rank", "raw", "zscore"),
-    "target": ("best", "elite"),
-    "loss": ("smooth_l1", "squared"),
-    "initial": ("latin_hypercube", "uniform"),
-}
-
-
-def _checked_box(lower: Bound, upper: Bound) -> tuple[Array, Array]:
-    if len(lower) == 0:
-        raise ValueError("the box has no side; give bounds of at least one variable")
-    if _is_concrete(lower, upper):
-        low, high = np.asarray(lower), np.asarray(upper)
-        bad = np.flatnonzero(~(np.isfinite(low) & np.isfinite(high) & (low < high)))
-        if len(bad):
-            raise ValueError(
-                f"bounds must be finite with lower < upper; side {bad[0]} is [{low[bad[0]]}, {high[bad[0]]}]"
-            )
-    return jnp.asarray(lower), jnp.asarray(upper)

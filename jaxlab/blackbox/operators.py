@@ -8,8 +8,8 @@ For a population ``P [n, d]`` with one feature ``phi_i`` per row (its rank or it
     P' &= P + \mathrm{MLP}_c(A P), \qquad O_i = P'_i + \mathrm{MLP}_m(M_i p_i), \qquad
     M_i = \mathrm{softmax}(p_i p_i^\top\, (w_{qm} \cdot w_{km}) / \sqrt{d_A}),
 
-each ``MLP`` a tanh layer with inverted dropout that is never switched off: it is the exploration. ``p_i`` is the parent or
-the crossed row. `reproduce` is all of it; `selection_matrix` and `mutation_matrix` show the two attentions.
+each ``MLP`` a tanh layer with inverted dropout that is never switched off: it is the exploration. ``p_i`` is the parent
+or the crossed row. `reproduce` is all of it; `selection_matrix` and `mutation_matrix` show the two attentions.
 
 Reference: Wang et al., "Task-free Adaptive Meta Black-box Optimization", arXiv 2601.21475.
 
@@ -88,8 +88,7 @@ class Structure:
         return self.attention_width or dimension, self.hidden_width or 1 << (dimension.bit_length() - 1)
 
 
-@flax.struct.dataclass
-class Perceptron:
+class Perceptron(flax.struct.PyTreeNode):
     """Weights of ``tanh(z W + b) V + c``; biases are None where the structure has none."""
 
     inner: Float[Array, "*batch i h"]
@@ -98,8 +97,7 @@ class Perceptron:
     outer_bias: Float[Array, "*batch o"] | None = None
 
 
-@flax.struct.dataclass
-class Parameters:
+class Parameters(flax.struct.PyTreeNode):
     """Everything that is learnt during a search."""
 
     query: Float[Array, "*batch d a"]
@@ -144,23 +142,27 @@ def initial_parameters(
         matrices.append(bound * flat[start : start + rows * columns].reshape(rows, columns))
         start += rows * columns
     query, key_weights, *of_one, cross_inner, cross_outer, inner, outer = matrices
-    none = jnp.zeros(attention, dtype) if structure.attention_bias else None
+    bias = jnp.zeros(attention, dtype) if structure.attention_bias else None
 
     def perceptron(inner: Array, outer: Array) -> Perceptron:
         if not structure.perceptron_bias:
             return Perceptron(inner, outer)
         return Perceptron(inner, outer, jnp.zeros(inner.shape[1], dtype), jnp.zeros(outer.shape[1], dtype))
 
+    fitness_query, fitness_key, gene_query, gene_key = (row[0] for row in of_one)
     return Parameters(
-        query,
-        key_weights,
-        *(row[0] for row in of_one),
-        perceptron(cross_inner, cross_outer),
-        perceptron(inner, outer),
-        none,
-        none,
-        none,
-        none,
+        query=query,
+        key=key_weights,
+        fitness_query=fitness_query,
+        fitness_key=fitness_key,
+        gene_query=gene_query,
+        gene_key=gene_key,
+        crossover=perceptron(cross_inner, cross_outer),
+        mutation=perceptron(inner, outer),
+        query_bias=bias,
+        key_bias=bias,
+        fitness_query_bias=bias,
+        fitness_key_bias=bias,
     )
 
 
@@ -209,7 +211,7 @@ def draw_masks(
 def reproduce(
     parameters: Parameters,
     population: Float[Array, "n d"],
-    feature: Float[Array, "n"],
+    feature: Float[Array, " n"],
     masks: Masks,
     structure: Structure = Structure(),
 ) -> Float[Array, "n d"]:
@@ -229,7 +231,7 @@ def reproduce(
 
 
 def selection_matrix(
-    parameters: Parameters, population: Float[Array, "n d"], feature: Float[Array, "n"]
+    parameters: Parameters, population: Float[Array, "n d"], feature: Float[Array, " n"]
 ) -> Float[Array, "n n"]:
     """Who learns from whom: row i holds the weights of all rows in what row i is crossed with. Rows sum to 1."""
 
@@ -255,7 +257,7 @@ def mutation_matrix(parameters: Parameters, population: Float[Array, "n d"]) -> 
 def crossover(
     parameters: Parameters,
     population: Float[Array, "n d"],
-    feature: Float[Array, "n"],
+    feature: Float[Array, " n"],
     mask: Float[Array, "n w"],
     structure: Structure = Structure(),
 ) -> Float[Array, "n d"]:
@@ -274,7 +276,8 @@ def mutate(
     """``crossed_i + MLP_m(M_i attended_i)``."""
     genes = gene_attention(attended, _gene_strength(parameters))
     if structure.mutation == "gene":
-        return crossed + _perceptron(parameters.mutation, genes[..., None], _with_genes(mask, structure), structure)[..., 0]
+        of_genes = _perceptron(parameters.mutation, genes[..., None], _with_genes(mask, structure), structure)
+        return crossed + of_genes[..., 0]
     return crossed + _perceptron(parameters.mutation, genes, mask, structure)
 
 
@@ -337,7 +340,7 @@ def _tilt(genes: Array, strength: Array) -> tuple[Array, Array]:
 
 
 def _sums(genes: Array, tilt: Array, top: Array) -> tuple[Array, Array, Array]:
-    def add(sums: tuple[Array, ...], gene: Array) -> tuple[tuple[Array, ...], None]:
+    def add(sums: tuple[Array, Array, Array], gene: Array) -> tuple[tuple[Array, Array, Array], None]:
         offset = gene[:, None] - top
         weight = jnp.exp(tilt * offset)
         first = weight * offset

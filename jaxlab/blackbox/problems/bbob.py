@@ -12,8 +12,8 @@ Two of MetaBox's instances reward a search that looks at the middle of the box: 
 unit of the centre (`CENTRE_SEEKING`). f20 has values far below ``f_opt`` there, since Schwefel's function was meant for
 [-5, 5]^d.
 
-`excess` is what to minimise in float32: adding ``f_opt``, up to 2,500, loses the last digits. Its branch is taken by the
-instance's number, so map over instances with `jax.lax.map` and over points with `jax.vmap`; a vmap over instances
+`excess` is what to minimise in float32: adding ``f_opt``, up to 2,500, loses the last digits. Its branch is taken by
+the instance's number, so map over instances with `jax.lax.map` and over points with `jax.vmap`; a vmap over instances
 evaluates all 24 functions for each.
 
 Reference: Hansen et al., "Real-Parameter Black-Box Optimization Benchmarking 2009: Noiseless Functions Definitions",
@@ -82,12 +82,12 @@ class Instance:
         return jnp.broadcast_to(self.half_width[..., None], self.x_opt.shape)
 
 
-def excess(instance: Instance, x: Float[Array, "d"]) -> Float[Array, ""]:
+def excess(instance: Instance, x: Float[Array, " d"]) -> Float[Array, ""]:
     """``f(x) - f_opt``, zero at the optimum."""
     return jax.lax.switch(instance.function - 1, _BRANCHES, instance, x)
 
 
-def value(instance: Instance, x: Float[Array, "d"]) -> Float[Array, ""]:
+def value(instance: Instance, x: Float[Array, " d"]) -> Float[Array, ""]:
     """``f(x)``."""
     return excess(instance, x) + instance.f_opt
 
@@ -147,7 +147,7 @@ def metabox_instances(
 
 
 def _metabox_stream(dimension: int, seed: int, half_width: float, last: int) -> Iterator[Instance]:
-    rng = np.random.RandomState(seed)  # noqa: NPY002: the stream that defines the instances
+    rng = np.random.RandomState(seed)
     signs = np.array([-1.0, 1.0])
     for function in range(1, last + 1):
         shift = 0.8 * (rng.random_sample(dimension) * 2 * half_width - half_width)
