@@ -5,7 +5,7 @@ with.
 jax. Problems are in `jaxlab.blackbox.problems`, evosax's algorithms and ABOM for evosax in `jaxlab.blackbox.evosax`.
 """
 
-from jaxlab.blackbox.abom import Info, Result, State, ask, init, minimize, minimize_host, tell
+from jaxlab.blackbox.abom import Info, Result, State, advance, ask, init, minimize, minimize_host, tell
 from jaxlab.blackbox.baselines import (
     Found,
     Search,
@@ -43,6 +43,7 @@ __all__ = [
     "State",
     "Structure",
     "Transitions",
+    "advance",
     "ask",
     "collect",
     "crossover",

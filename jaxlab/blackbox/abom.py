@@ -31,9 +31,9 @@ Deviations from the reference:
 4. Values that are not finite count as the worst and tie.
 
 Example:
-  >>> sphere = lambda x: jnp.sum((x - 20) ** 2)
-  >>> found = minimize(sphere, ABOM(), -100 * jnp.ones(5), 100 * jnp.ones(5), jax.random.key(0), max_evaluations=4000)
-  >>> bool(found.best_fitness < 10)
+  >>> sphere = lambda x: jnp.sum((x - 2) ** 2)
+  >>> found = minimize(sphere, ABOM(), -10 * jnp.ones(5), 10 * jnp.ones(5), jax.random.key(0), max_evaluations=4000)
+  >>> bool(found.best_fitness < found.history.best_fitness[0] / 10)
   True
 """
 
@@ -51,7 +51,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, Real
 from jaxlab.blackbox.operators import Parameters, draw_masks, initial_parameters, latin_hypercube, reproduce
 from jaxlab.blackbox.settings import ABOM, Bound, check_settings, checked_box, is_concrete
 
-__all__ = ["Info", "Result", "State", "ask", "init", "minimize", "minimize_host", "tell"]
+__all__ = ["Info", "Result", "State", "advance", "ask", "init", "minimize", "minimize_host", "tell"]
 
 _EPSILON = 1e-8
 
@@ -174,7 +174,7 @@ def ask(settings: ABOM, state: State) -> tuple[Float[Array, "n d"], State]:
 
 
 def tell(
-    settings: ABOM, state: State, candidates: Float[Array, "n d"], fitness: Real[Array, " n"] | Real[np.ndarray, " n"]
+    settings: ABOM, state: State, candidates: Float[Array, "n d"], fitness: Real[Array, " m"] | Real[np.ndarray, " m"]
 ) -> tuple[State, Info]:
     """Learn from the values of the candidates and keep the best.
 
@@ -229,9 +229,36 @@ def minimize(
     """
     generations = _generations(settings, max_evaluations)
     state = init(settings, lower, upper, key, parameters=parameters)
-    state, history = _search(function, settings, state, data, generations=generations)
+    state, history = advance(function, settings, state, data, generations=generations)
     _check_found(state.best_fitness)
     return Result(state.best_solution, state.best_fitness, generations * settings.population_size, history, state)
+
+
+@partial(jax.jit, static_argnames=("function", "generations"))
+def advance(
+    function: Callable[..., Array], settings: ABOM, state: State, data: Any, *, generations: int
+) -> tuple[State, Info]:
+    """Some more generations of a search, as one compiled scan.
+
+    Args:
+      function: as in `minimize`.
+      settings: of the search.
+      state: from `init`, `tell`, an earlier call, or a `Result`.
+      data: first argument of the function, or None.
+      generations: how many.
+
+    Returns:
+      The state after them, and `Info` of each on a leading axis.
+    """
+    evaluate = jax.vmap(function if data is None else partial(function, data))
+
+    def generation(state: State, _: None) -> tuple[State, Info]:
+        offspring, pull_back = _propose(settings, state)
+        candidates = _candidates(settings, state, offspring)
+        fitness = evaluate(candidates).astype(candidates.dtype)
+        return _survive(settings, state, offspring, pull_back, candidates, fitness)
+
+    return jax.lax.scan(generation, state, length=generations)
 
 
 def minimize_host(
@@ -270,21 +297,6 @@ def minimize_host(
     history = Info(*(jnp.stack(column) for column in zip(*infos, strict=True)))
     evaluations = len(infos) * settings.population_size
     return Result(state.best_solution, state.best_fitness, evaluations, history, state)
-
-
-@partial(jax.jit, static_argnames=("function", "generations"))
-def _search(
-    function: Callable[..., Array], settings: ABOM, state: State, data: Any, *, generations: int
-) -> tuple[State, Info]:
-    evaluate = jax.vmap(function if data is None else partial(function, data))
-
-    def generation(state: State, _: None) -> tuple[State, Info]:
-        offspring, pull_back = _propose(settings, state)
-        candidates = _candidates(settings, state, offspring)
-        fitness = evaluate(candidates).astype(candidates.dtype)
-        return _survive(settings, state, offspring, pull_back, candidates, fitness)
-
-    return jax.lax.scan(generation, state, length=generations)
 
 
 @jax.jit
@@ -404,17 +416,27 @@ def _optimizer(settings: ABOM) -> optax.GradientTransformation | None:
 
 def _restart(settings: ABOM, state: State, restarts: Array) -> State:
     fresh = init(settings, state.lower, state.upper, jax.random.fold_in(state.key, state.generation + (1 << 30)))
-    changed = state.replace(
-        parameters=fresh.parameters,
-        optimizer_state=fresh.optimizer_state,
-        population=fresh.population,
-        fitness=fresh.fitness,
-        unevaluated=fresh.unevaluated,
-        stalled=fresh.stalled,
+
+    def replaced(state: State) -> tuple[Any, ...]:
+        return (
+            state.parameters,
+            state.optimizer_state,
+            state.population,
+            state.fitness,
+            state.unevaluated,
+            state.stalled,
+        )
+
+    chosen = jax.tree.map(lambda new, old: jnp.where(restarts, new, old), replaced(fresh), replaced(state))
+    parameters, optimizer_state, population, fitness, unevaluated, stalled = chosen
+    return state.replace(
+        parameters=parameters,
+        optimizer_state=optimizer_state,
+        population=population,
+        fitness=fitness,
+        unevaluated=unevaluated,
+        stalled=stalled,
     )
-    key = state.key
-    old, new = state.replace(key=None), changed.replace(key=None)
-    return jax.tree.map(lambda a, b: jnp.where(restarts, b, a), old, new).replace(key=key)
 
 
 def feature(settings: ABOM, fitness: Array) -> Array:

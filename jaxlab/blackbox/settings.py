@@ -83,6 +83,11 @@ class ABOM(flax.struct.PyTreeNode):
         }
         return cls(**(settings | changes))
 
+    @classmethod
+    def jaxlab(cls, **changes: Any) -> "ABOM":
+        """What was best over the odd BBOB functions at 30 variables, in COCO's and in MetaBox's instances."""
+        return cls(**({"coordinate_range": 300.0} | changes))
+
 
 def is_concrete(*values: Any) -> bool:
     """Whether no value is being traced, so that a check of values can raise."""
