@@ -21,7 +21,7 @@ def convergence(
     *,
     label: str,
 ) -> None:
-    """Median and quartiles over seeds against evaluations, a panel a problem; ``found[method]`` is [problem, seed, t]."""
+    """Median and quartiles over seeds against evaluations, a panel a problem; ``found[method]``: [problem, seed, t]."""
     columns = min(4, len(titles))
     rows = -(-len(titles) // columns)
     with run.figure(name, nrows=rows, ncols=columns, squeeze=False, figsize=(3.6 * columns, 2.7 * rows)) as (
