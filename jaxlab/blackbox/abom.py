@@ -394,14 +394,20 @@ def _loss(settings: ABOM, residual: Array) -> tuple[Array, Array]:
 
 
 def _learn(settings: ABOM, state: State, gradient: Parameters) -> tuple[Parameters, Any]:
+    share: Any = 1.0
+    if settings.horizon is not None:
+        share = (1 + jnp.cos(jnp.pi * jnp.minimum(state.generation / settings.horizon, 1))) / 2
     optimizer = _optimizer(settings)
     if optimizer is not None:
         updates, optimizer_state = optimizer.update(gradient, state.optimizer_state, state.parameters)
+        if settings.optimizer is None:
+            updates = jax.tree.map(lambda update: (share * update).astype(update.dtype), updates)
         return optax.apply_updates(state.parameters, updates), optimizer_state
+    rate = share * settings.learning_rate
 
     def first_step_of_adamw(weight: Array, slope: Array) -> Array:
         unit = slope / (jnp.abs(slope) + _EPSILON)
-        return weight - jnp.asarray(settings.learning_rate, weight.dtype) * (unit + settings.weight_decay * weight)
+        return weight - (rate * (unit + settings.weight_decay * weight)).astype(weight.dtype)
 
     return jax.tree.map(first_step_of_adamw, state.parameters, gradient), None
 

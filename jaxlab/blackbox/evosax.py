@@ -76,8 +76,10 @@ def cma_es(dimension: int, population_size: int = 20) -> Search:
     """CMA-ES of evosax from the middle of the box with a standard deviation of 0.3 of its sides."""
     from evosax.algorithms import CMA_ES
 
-    algorithm = CMA_ES(population_size, jnp.zeros(dimension))
-    return search(algorithm, algorithm.default_params.replace(std_init=jnp.asarray(0.3)))
+    # Computed at once, also where this is called while jax traces: the search outlives the trace.
+    with jax.ensure_compile_time_eval():
+        algorithm = CMA_ES(population_size, jnp.zeros(dimension))
+        return search(algorithm, algorithm.default_params.replace(std_init=jnp.asarray(0.3)))
 
 
 def strategy(settings: ABOM, lower: Float[Array, " d"], upper: Float[Array, " d"]) -> Any:
@@ -91,6 +93,11 @@ def strategy(settings: ABOM, lower: Float[Array, " d"], upper: Float[Array, " d"
 
     @struct.dataclass
     class EvosaxState(base.State):
+        best_solution: Any
+        best_fitness: Any
+        generation_counter: Any
+        population: Any
+        fitness: Any
         search: abom.State
 
     @struct.dataclass

@@ -245,7 +245,7 @@ def selection_matrix(
     fitness_key = projected(parameters.fitness_key[None], parameters.fitness_key_bias, column)
     # One product of [P W, phi w] instead of two and a sum.
     logits = jnp.concatenate([query, fitness_query], 1) @ jnp.concatenate([key, fitness_key], 1).T
-    return jax.nn.softmax(logits / query.shape[1] ** 0.5, axis=1)
+    return _softmax(logits / query.shape[1] ** 0.5)
 
 
 def mutation_matrix(parameters: Parameters, population: Float[Array, "n d"]) -> Float[Array, "n d d"]:
@@ -357,6 +357,18 @@ def _moments(genes: Array, strength: Array) -> tuple[Array, Array]:
     # rounding error of a difference of large squares, whose sign the optimiser would follow.
     total, first, second = _sums(genes, tilt, top)
     return top + first / total, jnp.maximum(second / total - (first / total) ** 2, 0)
+
+
+def _softmax(logits: Array) -> Array:
+    """Over rows, of logits of any size.
+
+    Raw fitness makes logits of 1e15, whose rounding exceeds the distances that matter: compiled code that computes one
+    twice may get it above the maximum of the row, and exp overflows. Rows are scaled to where rounding is harmless;
+    they are one-hot before and after.
+    """
+    largest = 0.1 / jnp.finfo(jnp.float32).eps
+    size = jax.lax.stop_gradient(jnp.max(jnp.abs(logits), axis=1, keepdims=True))
+    return jax.nn.softmax(logits * jnp.minimum(1, largest / jnp.maximum(size, 1)).astype(logits.dtype), axis=1)
 
 
 def _gene_strength(parameters: Parameters) -> Array:

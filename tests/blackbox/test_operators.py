@@ -100,6 +100,14 @@ def test_rows_of_both_attentions_sum_to_one(population) -> None:
     np.testing.assert_allclose(mutation_matrix(p, population).sum(2), 1, rtol=1e-6)
 
 
+def test_logits_of_any_size_have_a_softmax(population) -> None:
+    """Raw fitness of 1e8 makes logits of 1e15; compiled, their rounding must not reach exp."""
+    feature = jnp.linspace(1e8, 9e8, N)
+    rows = jax.jit(selection_matrix)(parameters(), population, feature)
+    np.testing.assert_allclose(rows.sum(1), 1, rtol=1e-6)
+    np.testing.assert_allclose(rows.max(1), 1, rtol=1e-6)
+
+
 def test_zero_weights_attend_to_all_alike(population) -> None:
     p = jax.tree.map(jnp.zeros_like, parameters())
     np.testing.assert_allclose(selection_matrix(p, population, jnp.arange(6.0)), 1 / N, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""What the experiment adds to the battery: claims from known errors, terrains from a file, configs that make no sense."""
+"""What the experiment adds to the battery: claims from known errors, terrains from a file, configs without sense."""
 
 from types import SimpleNamespace
 

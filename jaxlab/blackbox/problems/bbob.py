@@ -213,7 +213,7 @@ def _assemble(
     dimension = len(shift)
     axis = np.linspace(0, 1, dimension)
 
-    def scales(condition: float) -> np.ndarray:
+    def scales(condition: float | int) -> np.ndarray:
         return condition ** (axis / 2)
 
     inner, outer = first, np.eye(dimension)

@@ -197,11 +197,12 @@ def _interpolated(place: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> 
 
 def _with_mission(height: np.ndarray, rng: np.random.Generator, count: int) -> Terrain:
     size = len(height)
-    radius = np.round(size / 15 + rng.uniform(size=count) * size / 30)
-    margin = np.minimum(radius, 0.1 * size)
-    x = np.round(margin + rng.uniform(size=count) * 0.7 * size)
-    y = np.round(margin + rng.uniform(size=count) * 0.9 * size)
-    for _ in range(1000):
+    for attempt in range(2000):
+        if attempt % 20 == 0:
+            radius = np.round(size / 15 + rng.uniform(size=count) * size / 30)
+            margin = np.minimum(radius, 0.1 * size)
+            x = np.round(margin + rng.uniform(size=count) * 0.7 * size)
+            y = np.round(margin + rng.uniform(size=count) * 0.9 * size)
         near = np.round((0.02 + 0.17 * rng.uniform(size=2)) * size)
         far = np.round((0.98 - 0.17 * rng.uniform(size=2)) * size)
         away = np.hypot(x - near[0], y - near[1]), np.hypot(x - far[0], y - far[1])

@@ -452,26 +452,17 @@ def _draw_attention(config: Config, run: Run, instance: bbob.Instance) -> None:
 
 
 def _shapes(config: Config) -> list[Any]:
-    point = jax.ShapeDtypeStruct((config.dimension,), jnp.float32)
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), config.seeds))
+    def enlarged(leaf: jax.Array) -> jax.Array:
+        return jnp.zeros(tuple(config.dimension if n == 2 else n for n in leaf.shape), leaf.dtype)
 
-    def enlarged(leaf: jax.Array) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(tuple(config.dimension if n == 2 else n for n in leaf.shape), leaf.dtype)
+    def run_of(method: str) -> jax.Array:
+        instance = jax.tree.map(enlarged, small)
+        keys = jax.random.split(jax.random.key(0), config.seeds)
+        return histories(method, bbob.excess, instance, instance.lower, instance.upper, keys, config.evaluations)
 
-    instance = jax.tree.map(enlarged, bbob.coco_instance(1, 2))
+    small = bbob.coco_instance(1, 2)
     methods = [method for method in config.methods if method != "cma_es" or has_cma_es()]
-    return [
-        jax.eval_shape(
-            lambda data, low, high, keys, method=method: histories(
-                method, bbob.excess, data, low, high, keys, config.evaluations
-            ),
-            instance,
-            point,
-            point,
-            keys,
-        )
-        for method in methods
-    ]
+    return [jax.eval_shape(partial(run_of, method)) for method in methods]
 
 
 EXPERIMENT = Experiment(

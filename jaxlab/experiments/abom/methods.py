@@ -25,17 +25,17 @@ __all__ = ["BASELINES", "METHODS", "VARIANTS", "has_cma_es", "histories"]
 
 POPULATION = 20
 
-VARIANTS: Mapping[str, ABOM] = {
-    "abom": ABOM.released(),
-    "abom_no_adaptation": ABOM.released(adapt=False),
-    "abom_paper": ABOM.paper(),
-    "abom_jaxlab": ABOM.jaxlab(),
-    "abom_elite": ABOM.released(target="elite"),
-    "abom_persistent": ABOM.released(fresh_optimizer=False),
-    "abom_no_swap": ABOM.released(structure=Structure(swap=False)),
-    "abom_raw": ABOM.released(fitness="raw"),
+VARIANTS: Mapping[str, Callable[[int], ABOM]] = {
+    "abom": lambda evaluations: ABOM.released(),
+    "abom_no_adaptation": lambda evaluations: ABOM.released(adapt=False),
+    "abom_paper": lambda evaluations: ABOM.paper(),
+    "abom_jaxlab": ABOM.jaxlab,
+    "abom_elite": lambda evaluations: ABOM.released(target="elite"),
+    "abom_persistent": lambda evaluations: ABOM.released(fresh_optimizer=False),
+    "abom_no_swap": lambda evaluations: ABOM.released(structure=Structure(swap=False)),
+    "abom_raw": lambda evaluations: ABOM.released(fitness="raw"),
 }
-"""ABOM as published, as written, as tuned here, and one switch at a time."""
+"""ABOM as published, as written, as tuned here, and one switch at a time, for a budget."""
 
 BASELINES: Mapping[str, Callable[[int], Search]] = {
     "random_search": lambda dimension: random_search(POPULATION),
@@ -76,7 +76,9 @@ def _histories(
 ) -> Array:
     def of_seed(key: Array) -> Array:
         if method in VARIANTS:
-            found = minimize(function, VARIANTS[method], lower, upper, key, max_evaluations=evaluations, data=data)
+            found = minimize(
+                function, VARIANTS[method](evaluations), lower, upper, key, max_evaluations=evaluations, data=data
+            )
             return found.history.best_fitness
         search = BASELINES[method](len(lower))
         return run_search(search, function, lower, upper, key, max_evaluations=evaluations, data=data).history
