@@ -236,7 +236,7 @@ def minimize(
 
 @partial(jax.jit, static_argnames=("function", "generations"))
 def advance(
-    function: Callable[..., Array], settings: ABOM, state: State, data: Any, *, generations: int
+    function: Callable[..., Array], settings: ABOM, state: State, data: Any = None, *, generations: int
 ) -> tuple[State, Info]:
     """Some more generations of a search, as one compiled scan.
 

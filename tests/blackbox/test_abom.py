@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxlab.blackbox import (
     ABOM,
     Structure,
+    advance,
     ask,
     draw_masks,
     init,
@@ -179,6 +180,37 @@ def test_other_optimisers_are_those_of_optax(settings, optimizer) -> None:
         np.testing.assert_allclose(new[np.abs(slope) > 1e-4], reference[np.abs(slope) > 1e-4], atol=1e-5)
     for ours, theirs in leaves(after.optimizer_state, state):
         np.testing.assert_allclose(ours, theirs, rtol=2e-3, atol=1e-3)
+
+
+def test_the_learning_rate_falls_to_zero_at_the_horizon() -> None:
+    settings = SMALL.replace(horizon=4.0, weight_decay=0.0)
+    state, steps = init(settings, LOWER, UPPER, KEY), []
+    for _ in range(6):
+        before = state.parameters
+        state, _ = advance(sphere, settings, state, generations=1)
+        steps.append(max(float(jnp.abs(new - old).max()) for new, old in leaves(state.parameters, before)))
+    # Nothing is learnt from the initial population; then 1e-3 (1 + cos(pi t / 4)) / 2 for t = 1, 2, 3, 4, 5.
+    np.testing.assert_allclose(steps, [0, 8.536e-4, 5e-4, 1.464e-4, 0, 0], atol=2e-7)
+
+
+def test_a_search_goes_on_where_it_stopped(found) -> None:
+    state = init(SMALL, LOWER, UPPER, KEY)
+    for _ in range(5):
+        state, _ = advance(sphere, SMALL, state, generations=10)
+    np.testing.assert_array_equal(state.population, found.state.population)
+
+
+def test_presets_differ_from_the_released_settings_as_documented() -> None:
+    tuned = ABOM.jaxlab(400, population_size=N)
+    assert (tuned.coordinate_range, tuned.learning_rate, tuned.horizon) == (100.0, 3e-3, 50)
+    assert ABOM.released() == ABOM()
+    assert ABOM.paper(fitness="rank").fitness == "rank"
+    moved = minimize(sphere, tuned, LOWER, UPPER, KEY, max_evaluations=400)
+    scaled = minimize(
+        lambda x: sphere(x / 50), tuned, 50 * LOWER, 50 * UPPER, KEY, max_evaluations=400
+    )  # fmt: skip
+    # In normalised coordinates a change of units changes nothing but rounding, which grows over a run.
+    np.testing.assert_allclose(scaled.history.best_fitness[:5], moved.history.best_fitness[:5], rtol=1e-4)
 
 
 def test_without_adaptation_the_weights_stay() -> None:
