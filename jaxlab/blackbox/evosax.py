@@ -31,44 +31,61 @@ class _Evosax(NamedTuple):
     upper: Array
     key: Array
     generation: Array
+    initial: Array
     inner: Any
 
 
 def search(algorithm: Any, parameters: Any = None) -> Search:
-    """A distribution-based evosax algorithm as a `Search`.
+    """An evosax algorithm as a `Search`.
 
-    Candidates are clipped to the box, and the algorithm is told the clipped points.
+    One with a distribution starts from the middle of the box, one with a population from uniform points, which are its
+    first generation. Candidates are clipped to the box, and the algorithm is told the clipped points.
 
     Args:
-      algorithm: an instance, such as ``evosax.algorithms.CMA_ES(20, jnp.zeros(dimension))``; it searches the unit cube
-        from its middle.
+      algorithm: an instance, such as ``evosax.algorithms.CMA_ES(20, jnp.zeros(dimension))``; it searches the unit cube.
       parameters: evosax's, ``algorithm.default_params`` if None.
 
     Raises:
-      TypeError: an algorithm without a mean to start from.
+      TypeError: what is no algorithm of evosax.
     """
+    from evosax.algorithms.base import EvolutionaryAlgorithm
     from evosax.algorithms.distribution_based.base import DistributionBasedAlgorithm
 
-    if not isinstance(algorithm, DistributionBasedAlgorithm):
-        raise TypeError(f"a distribution-based algorithm of evosax is needed, got {type(algorithm).__name__}")
+    if not isinstance(algorithm, EvolutionaryAlgorithm):
+        raise TypeError(f"an algorithm of evosax is needed, got {type(algorithm).__name__}")
     parameters = algorithm.default_params if parameters is None else parameters
+    has_distribution = isinstance(algorithm, DistributionBasedAlgorithm)
+    size, dimension = algorithm.population_size, algorithm.num_dims
 
     def init(lower: Array, upper: Array, key: Array, generations: int) -> _Evosax:
-        middle = jnp.full(algorithm.num_dims, 0.5, lower.dtype)
-        return _Evosax(lower, upper, key, jnp.zeros((), jnp.int32), algorithm.init(key, middle, parameters))
+        if has_distribution:
+            initial = jnp.full((size, dimension), 0.5, lower.dtype)
+            inner = algorithm.init(key, initial[0], parameters)
+        else:
+            initial = jax.random.uniform(
+                jax.random.fold_in(key, jnp.iinfo(jnp.uint32).max), (size, dimension), lower.dtype
+            )
+            inner = algorithm.init(key, initial, jnp.full(size, jnp.inf, lower.dtype), parameters)
+        return _Evosax(lower, upper, key, jnp.zeros((), jnp.int32), initial, inner)
 
     def ask(state: _Evosax) -> tuple[Array, _Evosax]:
         key = jax.random.fold_in(state.key, state.generation)
         points, inner = algorithm.ask(key, state.inner, parameters)
+        if not has_distribution:
+            points = jnp.where(state.generation > 0, points, state.initial)
         candidates = state.lower + jnp.clip(points, 0, 1) * (state.upper - state.lower)
         return candidates, state._replace(inner=inner)
 
     def tell(state: _Evosax, candidates: Array, fitness: Array) -> _Evosax:
         points = (candidates - state.lower) / (state.upper - state.lower)
         inner, _ = algorithm.tell(state.key, points, fitness, state.inner, parameters)
+        if not has_distribution:
+            started = algorithm.init(state.key, points, fitness, parameters)
+            first = state.generation == 0
+            inner = jax.tree.map(lambda new, old: jnp.where(first, new, old).astype(old.dtype), started, inner)
         return state._replace(inner=inner, generation=state.generation + 1)
 
-    return Search(algorithm.population_size, init, ask, tell)
+    return Search(size, init, ask, tell)
 
 
 @lru_cache

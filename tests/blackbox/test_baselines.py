@@ -106,8 +106,25 @@ def test_cma_es_of_evosax_in_the_same_scan() -> None:
         lowest.append(fitness.min())
         state, _ = algorithm.tell(KEY, points, fitness, state, params)
     np.testing.assert_allclose(found.history[:5], np.minimum.accumulate(lowest), rtol=1e-4)
-    with pytest.raises(TypeError, match="distribution-based algorithm of evosax is needed, got PSO"):
-        evosax.search(algorithms.PSO(8, jnp.zeros(D)))
+    with pytest.raises(TypeError, match="an algorithm of evosax is needed, got object"):
+        evosax.search(object())
+
+
+def test_searches_of_evosax_with_a_population_start_from_uniform_points() -> None:
+    """The swarm of evosax: its first generation is the initial swarm, the next those of evosax's own loop."""
+    algorithms = pytest.importorskip("evosax.algorithms", reason="needs the peers extra: evosax")
+    from jaxlab.blackbox import evosax
+
+    algorithm = algorithms.PSO(8, jnp.zeros(D))
+    params = algorithm.default_params
+    asked = points_of(evosax.search(algorithm), generations=3)
+    unit = [(points - LOWER) / (UPPER - LOWER) for points in asked]
+    assert len(np.unique(unit[0])) == 8 * D
+    state = algorithm.init(KEY, unit[0], jax.vmap(sphere)(asked[0]), params)
+    for generation in (1, 2):
+        points, state = algorithm.ask(jax.random.fold_in(KEY, generation), state, params)
+        np.testing.assert_allclose(jnp.clip(points, 0, 1), unit[generation], rtol=1e-4, atol=1e-5)
+        state, _ = algorithm.tell(KEY, unit[generation], jax.vmap(sphere)(asked[generation]), state, params)
 
 
 def test_abom_behind_the_interface_of_evosax() -> None:

@@ -102,6 +102,7 @@ def test_the_paper_preset_has_the_sizes_of_the_paper() -> None:
         ({"functions": (25,)}, "functions must be numbers from 1 to 24, got 25"),
         ({"methods": ("abom", "adam")}, "methods must be some of .*, got adam"),
         ({"methods": ("de",)}, "methods must hold abom"),
+        ({"functions": (1, 1)}, "functions must differ, got 1, 1"),
         ({"uav_methods": ("abom",)}, "uav_methods must hold abom, abom_no_adaptation and de, got abom"),
         ({"evaluations": 79}, "evaluations must be at least 80, got 79"),
     ],

@@ -92,6 +92,10 @@ class Config:
             unknown = sorted(set(getattr(self, name)) - set(METHODS))
             if unknown:
                 raise ValueError(f"{name} must be some of {', '.join(METHODS)}, got {', '.join(unknown)}")
+        for name in ("methods", "coco_methods", "uav_methods", "ablations", "functions", "coco_functions"):
+            values = getattr(self, name)
+            if len(set(values)) < len(values):
+                raise ValueError(f"{name} must differ, got {', '.join(map(str, values))}")
         for name in ("functions", "coco_functions", "ablation_functions"):
             unknown_functions = sorted(set(getattr(self, name)) - set(bbob.FUNCTIONS))
             if unknown_functions:
