@@ -45,12 +45,12 @@ def test_claims_follow_from_the_errors(run) -> None:
 
 
 def test_signs_leave_out_the_centre_of_metabox_alone(run) -> None:
-    found = errors(abom=[1, 1], de=[2, 0.5])
-    abom._count_signs(run, (8, 9), found, "MetaBox")
-    abom._count_signs(run, (8, 9), found, "COCO")
+    found = errors(abom=[1, 1, 1], de=[2, 0.5, 1.0001])
+    abom._count_signs(run, (8, 9, 22), found, "MetaBox")
+    abom._count_signs(run, (8, 9, 22), found, "COCO")
     assert run.notes == [
-        "MetaBox, 1 functions, worse/better than ABOM: de 1/0.",
-        "COCO, 2 functions, worse/better than ABOM: de 1/1.",
+        "MetaBox, 2 functions, worse/equal/better than ABOM: de 1/1/0.",
+        "COCO, 3 functions, worse/equal/better than ABOM: de 1/1/1.",
     ]
 
 

@@ -63,9 +63,9 @@ class Config:
     """squares cut from the elevation model"""
     elevation: str = "uav_terrain"
     """folder with an elevation model as .npz"""
-    map_size: int = 300
+    map_size: int = 800
     """cells along a side of a terrain"""
-    levels: int = 5
+    levels: int = 6
     """refinements of a generated terrain"""
     waypoints: int = 10
     """points of a path that are searched, three variables each"""
@@ -282,8 +282,10 @@ def _judge_functions(
         skip("adaptation_matters", "f6, f8 and abom_no_adaptation")
     counted = [i for i, function in enumerate(config.functions) if function not in bbob.CENTRE_SEEKING]
     if counted and set(CLASSICAL) <= errors.keys():
-        wins = [np.mean(errors["abom"][counted] < errors[method][counted]) for method in CLASSICAL]
-        run.measure("beats_classical_without_training", min(wins))
+        signs = [_signs(errors[method][counted], errors["abom"][counted]) for method in CLASSICAL]
+        run.measure(
+            "beats_classical_without_training", min(worse / max(worse + better, 1) for worse, _, better in signs)
+        )
     else:
         skip("beats_classical_without_training", ", ".join(CLASSICAL))
     if 6 in config.functions and (config.dimension, config.evaluations) == (30, 20000):
@@ -312,12 +314,18 @@ def _count_signs(run: Run, functions: Sequence[int], errors: Mapping[str, np.nda
     if not counted or "abom" not in errors:
         return
     signs = ", ".join(
-        f"{method} {np.sum(of_method[counted] > errors['abom'][counted])}/"
-        f"{np.sum(of_method[counted] < errors['abom'][counted])}"
+        f"{method} {'/'.join(map(str, _signs(of_method[counted], errors['abom'][counted])))}"
         for method, of_method in errors.items()
         if method != "abom"
     )
-    run.note(f"{suite}, {len(counted)} functions, worse/better than ABOM: {signs}.")
+    run.note(f"{suite}, {len(counted)} functions, worse/equal/better than ABOM: {signs}.")
+
+
+def _signs(errors: np.ndarray, reference: np.ndarray) -> tuple[int, int, int]:
+    """How often the errors are above, equal to and below the reference; a plateau that both reach counts as equal."""
+    equal = np.isclose(errors, reference, rtol=1e-3, atol=1e-8)
+    above = (errors > reference) & ~equal
+    return int(above.sum()), int(equal.sum()), int((~above & ~equal).sum())
 
 
 def _terrains(config: Config, run: Run) -> list[tuple[str, uav.Terrain]]:
@@ -492,8 +500,6 @@ EXPERIMENT = Experiment(
             ablations=("abom_elite", "abom_persistent", "abom_no_swap", "abom_raw"),
             terrains=3,
             real_terrains=3,
-            map_size=800,
-            levels=6,
             uav_methods=MAIN,
             attention_evaluations=20000,
         ),

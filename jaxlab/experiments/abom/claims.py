@@ -15,7 +15,7 @@ CLAIMS = (
     Claim(
         "beats_classical_without_training",
         "At equal evaluations ABOM has a lower median error than random search, PSO and DE on three quarters of the "
-        "functions, those with the optimum at the centre left out (least share over the three).",
+        "functions on which the two differ, those with the optimum at the centre left out (least share over the three).",
         ">=",
         0.75,
     ),
