@@ -73,7 +73,7 @@ class Config:
     """cylinders to avoid"""
     uav_evaluations: int = 2500
     """evaluations of each search on a terrain"""
-    uav_methods: tuple[str, ...] = ("abom", "abom_no_adaptation", "de", "cma_es")
+    uav_methods: tuple[str, ...] = ("abom", "abom_jaxlab", "abom_no_adaptation", "de", "cma_es")
     """searches compared on terrains"""
     invariance_evaluations: int = 2000
     """evaluations of the runs whose values are transformed, 0 leaves them out"""

