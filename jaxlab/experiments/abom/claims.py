@@ -49,8 +49,8 @@ CLAIMS = (
         1.0,
         known_gap="where threats block the way DE, whose steps are as long as its population is wide, gets around them "
         "within the budget and ABOM stays in front, a collision of 1e4 apart; on the other terrains ABOM costs a few "
-        "percent less. Tried: generated and real maps of 300 and 800 cells; the preset jaxlab costs 3 to 25 % less than "
-        "the released settings",
+        "percent less. Tried: generated and real maps of 300 and 800 cells; the preset jaxlab, 3 to 25 % below the "
+        "released settings",
     ),
     Claim(
         "rank_invariance",
