@@ -438,7 +438,7 @@ def _rastrigin(p: Instance, x: Array) -> Array:
 
 def _weierstrass(p: Instance, x: Array) -> Array:
     z = p.outer @ _oscillate(_mapped(p, x))
-    order = jnp.arange(12)
+    order = jnp.arange(12, dtype=x.dtype)
     weight, frequency = 0.5**order, 3.0**order
     waves = jnp.sum(weight * jnp.cos(2 * jnp.pi * frequency * (z[:, None] + 0.5)), 1)
     lowest = jnp.sum(weight * jnp.cos(jnp.pi * frequency))

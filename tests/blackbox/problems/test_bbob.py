@@ -43,13 +43,18 @@ def evaluate():
     return jax.jit(lambda instance, points: jax.vmap(lambda x: bbob.value(instance, x))(points))
 
 
+@pytest.fixture(scope="module")
+def excess():
+    return jax.jit(jax.vmap(bbob.excess, in_axes=(None, 0)))
+
+
 @pytest.fixture(autouse=True)
 def _float64():
     with jax.enable_x64(True):
         yield
 
 
-@pytest.mark.parametrize(("dimension", "instance"), [(2, 1), (5, 3), (10, 7), (40, 1)])
+@pytest.mark.parametrize(("dimension", "instance"), [(2, 1), (5, 3), (40, 7)])
 def test_coco_instances_are_those_of_ioh(evaluate, dimension, instance) -> None:
     ioh = pytest.importorskip("ioh", reason="needs the peers extra: ioh")
     rng = np.random.default_rng(0)
@@ -88,9 +93,8 @@ def test_some_instances_are_the_same_as_among_all() -> None:
 
 
 @pytest.mark.parametrize("dimension", [2, 7])
-def test_the_optimum_is_where_it_is_said_to_be(dimension) -> None:
+def test_the_optimum_is_where_it_is_said_to_be(excess, dimension) -> None:
     rng = np.random.default_rng(2)
-    excess = jax.jit(jax.vmap(bbob.excess, in_axes=(None, 0)))
     for instances, width in (
         ([bbob.coco_instance(f, dimension, 4) for f in bbob.FUNCTIONS], 5),
         (bbob.metabox_instances(dimension), 100),
@@ -105,16 +109,14 @@ def test_the_optimum_is_where_it_is_said_to_be(dimension) -> None:
             assert (np.abs(instance.x_opt) <= width).all()
 
 
-def test_float32_is_finite_and_close() -> None:
+def test_float32_is_close(excess) -> None:
     points = np.random.default_rng(3).uniform(-5, 5, (5, 10))
     for function in bbob.FUNCTIONS:
         double = bbob.coco_instance(function, 10)
         single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32 if leaf.dtype == float else leaf.dtype), double)
-        exact = np.asarray([bbob.excess(double, x) for x in points])
-        rough = np.asarray([bbob.excess(single, jnp.asarray(x, jnp.float32)) for x in points])
-        assert rough.dtype == np.float32
-        # f16 and f23 are fractal: their terms of the highest frequency are lost in single precision.
-        np.testing.assert_allclose(rough, exact, rtol=0.1 if function in (16, 23) else 2e-3, err_msg=f"f{function}")
+        rough = excess(single, points.astype(np.float32))
+        assert rough.dtype == jnp.float32
+        np.testing.assert_allclose(rough, excess(double, points), rtol=1e-3, err_msg=f"f{function}")
 
 
 def test_a_subset_has_the_same_values() -> None:
