@@ -191,7 +191,7 @@ def run(config: Config, run: Run) -> None:
 
 
 def _cost(methods: Sequence[str]) -> float:
-    return sum(_COST.get(method, 1.0) for method in methods)
+    return float(sum(_COST.get(method, 1.0) for method in methods))
 
 
 def _final(history: np.ndarray) -> np.ndarray:
