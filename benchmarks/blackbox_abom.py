@@ -112,8 +112,15 @@ def large_search(dimension: int) -> tuple[float, float]:
     """Mebibytes of the compiled program of one search, and of the whole process after some generations of it."""
     instance = bbob.metabox_instances(dimension, (6,))[0]
     state = init(SETTINGS, instance.lower, instance.upper, jax.random.key(0))
-    compiled = advance.lower(bbob.excess, SETTINGS, state, instance, generations=10).compile()
-    jax.block_until_ready(compiled(SETTINGS, state, instance))
+    leaves, structure = jax.tree.flatten((state, instance))
+
+    @jax.jit
+    def generations(leaves: list[jax.Array]) -> list[jax.Array]:
+        state, instance = jax.tree.unflatten(structure, leaves)
+        return jax.tree.leaves(advance(bbob.excess, SETTINGS, state, instance, generations=10)[0])
+
+    compiled = generations.lower(leaves).compile()
+    jax.block_until_ready(compiled(leaves))
     needs = compiled.memory_analysis()
     program = needs.temp_size_in_bytes + needs.argument_size_in_bytes + needs.output_size_in_bytes
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
