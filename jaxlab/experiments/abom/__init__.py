@@ -221,7 +221,7 @@ def _compare(
         def body(carry: tuple, i: int, method=method) -> tuple[tuple, jax.Array]:
             return carry, of_problem(method, i)[:, kept]
 
-        def log(i: int, history: np.ndarray, method=method) -> dict:
+        def log(i: int, history: np.ndarray | jax.Array, method=method) -> dict:
             return {"method": method, "problem": titles[i], "median": float(np.median(history[:, -1]))}
 
         cost = len(titles) * _COST.get(method, 1.0) * budget
