@@ -33,7 +33,7 @@ def test_transitions_chain_and_are_in_the_coordinates_of_the_operators(transitio
 
 def test_training_fits_the_transitions(transitions) -> None:
     settings = SETTINGS.replace(crossover_dropout=0.0, mutation_dropout=0.0, structure=Structure(swap=False))
-    parameters, losses = pretrain(transitions, settings, jax.random.key(1), steps=200, learning_rate=1e-2)
+    parameters, losses = pretrain(transitions, settings, jax.random.key(1), steps=400, learning_rate=1e-2)
     assert losses[-20:].mean() < 0.7 * losses[:5].mean()
     started = init(settings, LOWER, UPPER, KEY, parameters=parameters)
     for ours, theirs in zip(jax.tree.leaves(started.parameters), jax.tree.leaves(parameters), strict=True):
