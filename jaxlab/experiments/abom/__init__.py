@@ -303,10 +303,10 @@ def _judge_functions(
         for i, function in enumerate(functions)
         if function % 2 == 0 and {"abom", "abom_jaxlab"} <= of_suite.keys()
     ]
-    if ratios:
+    if ratios and coco_errors:
         run.measure("preset_beats_released", np.exp(np.mean(ratios)))
     else:
-        skip("preset_beats_released", "an even function, abom and abom_jaxlab")
+        skip("preset_beats_released", "both sets of instances, an even function, abom and abom_jaxlab")
 
 
 def _count_signs(run: Run, functions: Sequence[int], errors: Mapping[str, np.ndarray], suite: str) -> None:
