@@ -53,7 +53,13 @@ METHODS: tuple[Method, ...] = (
         "jaxlab.optim",
         experiment="jaxlab.experiments.br_fedbi",
     ),
-    Method("abom", "Task-free Adaptive Meta Black-box Optimization", "2601.21475", "jaxlab.blackbox"),
+    Method(
+        "abom",
+        "Task-free Adaptive Meta Black-box Optimization",
+        "2601.21475",
+        "jaxlab.blackbox",
+        experiment="jaxlab.experiments.abom",
+    ),
     Method(
         "l2fob",
         "Towards Safe and Optimal Online Bidding: A Modular Look-ahead Lyapunov Framework",
