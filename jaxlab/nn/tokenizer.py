@@ -257,7 +257,8 @@ def read_tokenizer(directory: str | Path) -> Tokenizer:
         settings["chat_template"] = template.read_text(encoding="utf-8")
     for name in _SPECIAL:
         token = settings.get(name)
-        if not isinstance(_content(token), str | None):
+        content = token.get("content") if isinstance(token, Mapping) else token
+        if not isinstance(content, str | None):
             raise ValueError(f"{directory} has the {name} {token!r}; it must be a text")
     return Tokenizer(backend, settings)
 
