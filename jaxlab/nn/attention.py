@@ -156,7 +156,8 @@ class Attention(nnx.Module):
             turn = Rotation(*(take_tokens(part, only) for part in rotation))
 
         def heads(projection: Linear, tokens: Array) -> Array:
-            return jnp.reshape(projection(tokens), (*tokens.shape[:2], -1, config.head_size))
+            number = projection.weight.shape[0] // config.head_size
+            return jnp.reshape(projection(tokens), (*tokens.shape[:2], number, config.head_size))
 
         query, key, value = heads(self.q_proj, asking), heads(self.k_proj, x), heads(self.v_proj, x)
         if self.q_norm is not None and self.k_norm is not None:
@@ -174,7 +175,7 @@ class Attention(nnx.Module):
             mixed = self._flash(query, key, value)
         else:
             mixed = _attend(query, new if cache is None or fresh else cache, mask)
-        return self.o_proj(jnp.reshape(mixed, (*asking.shape[:2], -1))), cache
+        return self.o_proj(jnp.reshape(mixed, (*asking.shape[:2], config.num_heads * config.head_size))), cache
 
     def _flash(self, query: Array, key: Array, value: Array) -> Array:
         config = self.config
@@ -195,13 +196,14 @@ def _attend(
     """Softmax attention; the queries that share a key head are rows of one product."""
     batch, tokens, heads, size = query.shape
     kv_heads, slots = layer.keys.shape[1:3]
-    grouped = jnp.transpose(jnp.reshape(query, (batch, tokens, kv_heads, -1, size)), (0, 2, 3, 1, 4))
-    rows = jnp.reshape(grouped, (batch, kv_heads, -1, size)).astype(layer.keys.dtype)
+    sharing = heads // kv_heads
+    grouped = jnp.transpose(jnp.reshape(query, (batch, tokens, kv_heads, sharing, size)), (0, 2, 3, 1, 4))
+    rows = jnp.reshape(grouped, (batch, kv_heads, sharing * tokens, size)).astype(layer.keys.dtype)
     scores = jnp.einsum("bkrd,bksd->bkrs", rows, layer.keys, preferred_element_type=jnp.float32)
-    scores = jnp.reshape(scores / size**0.5, (batch, kv_heads, -1, tokens, slots))
+    scores = jnp.reshape(scores / size**0.5, (batch, kv_heads, sharing, tokens, slots))
     # The lowest finite number: a query that sees nothing (padding) then gets a mean, where -inf would give NaN.
     weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min), axis=-1)
-    rows = jnp.reshape(weights, (batch, kv_heads, -1, slots)).astype(layer.values.dtype)
+    rows = jnp.reshape(weights, (batch, kv_heads, sharing * tokens, slots)).astype(layer.values.dtype)
     mixed = jnp.einsum("bkrs,bksd->bkrd", rows, layer.values)
     mixed = jnp.transpose(jnp.reshape(mixed, grouped.shape), (0, 3, 1, 2, 4))
     return jnp.reshape(mixed, (batch, tokens, heads, size)).astype(query.dtype)

@@ -43,7 +43,7 @@ from jaxlab.nn.encoder import (
     stack_blocks,
 )
 from jaxlab.nn.linear import Embedding
-from jaxlab.nn.pure import pure_function
+from jaxlab.nn.pure import check_tokens, pure_function
 
 __all__ = ["Bert", "BertConfig", "init", "make_apply", "mean_pool", "partition_specs", "sentence_embedding"]
 
@@ -180,6 +180,7 @@ class Bert(nnx.Module):
           ValueError: if the sequences are longer than ``max_position_embeddings``, or for a bad ``block_mask`` or
             ``hidden_states``.
         """
+        check_tokens(tokens, padding_mask=padding_mask, token_types=token_types)
         hidden = self.embeddings(tokens, token_types)
         mask = None if padding_mask is None else jnp.asarray(padding_mask) != 0
         last, states = run_blocks(

@@ -51,7 +51,7 @@ from jaxlab.nn.decoder_config import DecoderConfig
 from jaxlab.nn.kv_cache import KVCache
 from jaxlab.nn.linear import Embedding, Linear
 from jaxlab.nn.norm import RMSNorm
-from jaxlab.nn.pure import check_parameters, parameter_shapes
+from jaxlab.nn.pure import check_parameters, check_tokens, parameter_shapes
 from jaxlab.nn.rotary import Rotation, rotary_rotation
 
 __all__ = [
@@ -121,6 +121,7 @@ def apply_cached(
     """
     if not config.causal:
         raise ValueError("a cache needs a causal decoder; got causal=False")
+    check_tokens(tokens, padding_mask=padding_mask)
     batch, slots = cache.real.shape
     if tokens.shape[0] != batch:
         raise ValueError(f"tokens must have one row for each of the cache's {batch} sequences; got {tokens.shape[0]}")
@@ -205,6 +206,7 @@ class Decoder(nnx.Module):
           ValueError: if ``block_mask`` does not have one entry a block, ``padding_mask`` (where not traced) has
             padding inside a sequence, or a hidden state does not exist.
         """
+        check_tokens(tokens, padding_mask=padding_mask, positions=positions)
         self._check_block_mask(block_mask)
         check_padding(padding_mask)
         real = None if padding_mask is None else jnp.asarray(padding_mask)

@@ -11,6 +11,7 @@ Example::
 import dataclasses
 import math
 
+from jaxlab.nn.fields import check_types
 from jaxlab.nn.rotary import RopeScaling
 
 __all__ = ["LAYER_TYPES", "DecoderConfig"]
@@ -55,7 +56,8 @@ class DecoderConfig:
         blocks have the window or none.
 
     Raises:
-      ValueError: for a size below one, sizes that do not divide, an unknown layer type or dtype, naming the value.
+      ValueError: for a value of another type, a size below one, sizes that do not divide, an unknown layer type or
+        dtype, naming the value.
     """
 
     vocab_size: int
@@ -84,6 +86,7 @@ class DecoderConfig:
     attention_implementation: str = "xla"
 
     def __post_init__(self):
+        check_types(self)
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads"):
             _check_at_least_one(name, getattr(self, name))
         _check_at_least_one("num_kv_heads", self.kv_heads)

@@ -32,7 +32,7 @@ from jaxlab.nn.encoder import (
     stack_blocks,
 )
 from jaxlab.nn.linear import Embedding
-from jaxlab.nn.pure import pure_function
+from jaxlab.nn.pure import check_tokens, pure_function
 
 __all__ = ["DistilBert", "DistilBertConfig", "init", "make_apply", "partition_specs"]
 
@@ -132,6 +132,7 @@ class DistilBert(nnx.Module):
           ValueError: if the sequences are longer than ``max_position_embeddings``, or for a bad ``block_mask`` or
             ``hidden_states``.
         """
+        check_tokens(tokens, padding_mask=padding_mask)
         hidden = self.embeddings(tokens)
         mask = None if padding_mask is None else jnp.asarray(padding_mask) != 0
         last, states = run_blocks(

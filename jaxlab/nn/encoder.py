@@ -30,6 +30,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float
 
+from jaxlab.nn.fields import check_types
 from jaxlab.nn.linear import Linear
 from jaxlab.nn.norm import LayerNorm
 
@@ -65,7 +66,8 @@ class EncoderConfig:
       remat: recompute a block's activations in the backward pass instead of keeping them.
 
     Raises:
-      ValueError: for a size below one, sizes that do not divide, an unknown activation or dtype, naming the value.
+      ValueError: for a value of another type, a size below one, sizes that do not divide, an unknown activation or
+        dtype, naming the value.
     """
 
     hidden_size: int
@@ -81,6 +83,7 @@ class EncoderConfig:
     remat: bool = False
 
     def __post_init__(self):
+        check_types(self)
         self.check_at_least_one("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_labels")
         if self.hidden_size % self.num_heads:
             raise ValueError(f"num_heads must divide hidden_size; got {self.num_heads} and {self.hidden_size}")
@@ -220,9 +223,10 @@ def attend(
     mask: Bool[Array, "b t"] | None = None,
 ) -> Float[Array, "b t d"]:
     """``softmax(q kᵀ / √(d / num_heads)) v`` of every head, heads side by side; every token sees those in ``mask``."""
-    query, key, value = (jnp.reshape(x, (*x.shape[:2], num_heads, -1)) for x in (query, key, value))
+    size = query.shape[2] // num_heads
+    query, key, value = (jnp.reshape(x, (*x.shape[:2], num_heads, size)) for x in (query, key, value))
     mixed = jax.nn.dot_product_attention(query, key, value, mask=None if mask is None else mask[:, None, None])
-    return jnp.reshape(mixed, (*mixed.shape[:2], -1))
+    return jnp.reshape(mixed, (*mixed.shape[:2], num_heads * size))
 
 
 def split_over(

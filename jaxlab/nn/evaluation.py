@@ -95,6 +95,8 @@ def windows(
       ValueError: if there are fewer than two tokens, or a size is out of range.
     """
     tokens = np.asarray(tokens)
+    if tokens.ndim != 1 or (tokens.size and not np.issubdtype(tokens.dtype, np.integer)):
+        raise ValueError(f"a text must be one row of integer ids; got {tokens.dtype} of shape {tokens.shape}")
     if len(tokens) < 2:
         raise ValueError(f"a text needs at least two tokens to predict one from another; got {len(tokens)}")
     if window < 2:
@@ -172,6 +174,8 @@ def score(
     """
     if len(prompts) != len(continuations) or not len(prompts):
         raise ValueError(f"each continuation needs a prompt; got {len(prompts)} and {len(continuations)}")
+    if length_bucket < 1:
+        raise ValueError(f"length_bucket must be at least 1; got {length_bucket}")
     for kind, rows in (("prompt", prompts), ("continuation", continuations)):
         if empty := [i for i, row in enumerate(rows) if not len(row)]:
             raise ValueError(f"{kind} {empty[0]} is empty; it needs at least one token")

@@ -112,6 +112,8 @@ def init(
     """
     if rank < 1:
         raise ValueError(f"rank must be at least 1; got {rank}")
+    if not math.isfinite(alpha):
+        raise ValueError(f"alpha must be finite; got {alpha}")
     known = matrices(params)
     patterns = (target,) if isinstance(target, str) else tuple(target)
     if not patterns:

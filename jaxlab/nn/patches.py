@@ -99,7 +99,7 @@ class PatchProjection(nnx.Module):
         out = jnp.einsum("bypxqc,dcpq->byxd", cut, self.weight[...].astype(self.dtype))
         if self.bias is not None:
             out = out + self.bias[...].astype(self.dtype)
-        return jnp.reshape(out, (batch, -1, out.shape[-1]))
+        return jnp.reshape(out, (batch, out.shape[1] * out.shape[2], out.shape[-1]))
 
 
 def resize_positions(

@@ -17,7 +17,7 @@ from flax import nnx
 
 from jaxlab.nn.linear import LowRankSum
 
-__all__ = ["check_parameters", "parameter_shapes", "pure_function"]
+__all__ = ["check_parameters", "check_tokens", "parameter_shapes", "pure_function"]
 
 
 def pure_function(build: Callable[[], nnx.Module]) -> Callable[..., Any]:
@@ -57,6 +57,22 @@ def check_parameters(params: Mapping[str, Any], expected: Mapping[str, tuple[int
             raise ValueError(
                 f"params do not fit the config: {path} must have shape {expected[path]}; got {given[path]}"
             )
+
+
+def check_tokens(tokens: Any, **others: Any) -> None:
+    """Raise ValueError if tokens are no array of integers ``[b, t]``, or what goes with them has another shape.
+
+    Args:
+      tokens: token ids, which may be traced.
+      **others: by name what must have their shape, such as a padding mask, or one row for all; None is not there.
+    """
+    if not hasattr(tokens, "shape") or not hasattr(tokens, "dtype"):
+        raise ValueError(f"tokens must be an array [batch, length]; got a {type(tokens).__name__}")
+    if len(tokens.shape) != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise ValueError(f"tokens must be integers [batch, length]; got {tokens.dtype} of shape {tuple(tokens.shape)}")
+    for name, value in others.items():
+        if value is not None and tuple(jnp.shape(value)) not in (tokens.shape, (1, tokens.shape[1])):
+            raise ValueError(f"{name} must have the shape of the tokens, {tokens.shape}; got {jnp.shape(value)}")
 
 
 def _apply(

@@ -37,6 +37,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxlab.nn.fields import check_types
+
 __all__ = ["ROPE_TYPES", "RopeScaling", "Rotation", "apply_rotary", "rotary_angles", "rotary_rotation"]
 
 ROPE_TYPES = ("linear", "dynamic", "yarn", "llama3")
@@ -78,9 +80,10 @@ class RopeScaling:
     truncate: bool = True
 
     def __post_init__(self):
+        check_types(self)
         if self.rope_type not in ROPE_TYPES:
             raise ValueError(f"rope_type must be one of {', '.join(ROPE_TYPES)}; got {self.rope_type!r}")
-        if not 1 <= self.factor < math.inf:
+        if self.factor < 1:
             raise ValueError(f"factor of a rope scaling must be at least 1; got {self.factor}")
         length = self.original_max_position_embeddings
         if length is not None and length < 1:

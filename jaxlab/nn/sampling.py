@@ -85,7 +85,7 @@ def sample(
     greedy = jnp.argmax(logits, axis=-1)
 
     def draw() -> Int[Array, " b"]:
-        tempered = logits / jnp.where(temperature > 0, temperature, 1.0)
+        tempered = _temper(logits, temperature)
         kept = filter_logits(tempered, top_k=top_k, top_p=top_p, min_p=min_p)
         return jnp.where(temperature[:, 0] > 0, jax.random.categorical(key, kept, axis=-1), greedy)
 
@@ -97,10 +97,16 @@ def token_log_probs(
     logits: Float[Array, "b v"], tokens: Int[Array, " b"], *, temperature: PerSequence = 1.0
 ) -> Float[Array, " b"]:
     """``log softmax(logits / T)`` of the tokens, over the whole vocabulary; T = 1 where the temperature is 0."""
-    temperature = _column(temperature).astype(jnp.float32)
-    tempered = logits.astype(jnp.float32) / jnp.where(temperature > 0, temperature, 1.0)
+    tempered = _temper(logits.astype(jnp.float32), _column(temperature).astype(jnp.float32))
     chosen = jnp.take_along_axis(tempered, tokens[:, None], axis=-1)[:, 0]
     return chosen - jax.nn.logsumexp(tempered, axis=-1)
+
+
+def _temper(logits: Array, temperature: Array) -> Array:
+    # The largest first becomes 0: divided by a tiny temperature it would be infinite, and so would what it is
+    # subtracted from.
+    logits = logits - jnp.max(logits, axis=-1, keepdims=True)
+    return logits / jnp.where(temperature > 0, temperature, 1.0)
 
 
 def _column(value: PerSequence | Count) -> Array:

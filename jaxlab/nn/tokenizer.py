@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
+from jaxlab.nn.untrusted import read_object, refused
+
 if TYPE_CHECKING:
     import tokenizers
 
@@ -75,7 +77,10 @@ class Tokenizer:
         """The Jinja template of chats, if the checkpoint has one."""
         template = self.settings.get("chat_template")
         if isinstance(template, list):  # several, each {"name": ..., "template": ...}
-            template = {entry["name"]: entry["template"] for entry in template}.get("default")
+            with refused("chat_template"):
+                template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        if template is not None and not isinstance(template, str):
+            raise ValueError(f"chat_template must be a text or a list of named ones; got {template!r}")
         return template
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
@@ -84,12 +89,25 @@ class Tokenizer:
         Args:
           text: any string. The special tokens it spells out become these tokens.
           special: add the tokens that this tokenizer puts around a text, such as one that begins it.
+
+        Raises:
+          ValueError: if the text holds half a character (a lone surrogate), as undecodable bytes become.
         """
+        _check_text(text)
         return list(self.backend.encode(text, add_special_tokens=special).ids)
 
     def decode(self, tokens: TokenIds, *, special: bool = False) -> str:
-        """Text of token ids; ``special`` spells out the special tokens, which are left out otherwise."""
-        return self.backend.decode([int(token) for token in tokens], skip_special_tokens=not special)
+        """Text of token ids; ``special`` spells out the special tokens, which are left out otherwise.
+
+        Ids that the tokenizer does not know stand for nothing.
+
+        Raises:
+          ValueError: if an id is negative, as those are that stand for no token, or too large for any tokenizer.
+        """
+        ids = [int(token) for token in tokens]
+        if outside := [index for index in ids if not 0 <= index < 2**32]:
+            raise ValueError(f"a token id must be at least 0 and fit into 32 bits; got {outside[0]}")
+        return self.backend.decode(ids, skip_special_tokens=not special)
 
     def encode_batch(
         self,
@@ -111,12 +129,14 @@ class Tokenizer:
           Ids, int32, and a mask that is False on padding.
 
         Raises:
-          ValueError: if there are no texts, or one is longer than ``length``.
+          ValueError: if there are no texts, or one is longer than ``length`` or holds half a character.
         """
         if not texts:
             raise ValueError("a batch needs at least one text")
         if side not in ("left", "right"):
             raise ValueError(f"side must be 'left' or 'right'; got {side!r}")
+        for text in texts:
+            _check_text(text)
         rows = [entry.ids for entry in self.backend.encode_batch(list(texts), add_special_tokens=special)]
         longest = max(map(len, rows))
         if length is not None and longest > length:
@@ -172,14 +192,15 @@ class Tokenizer:
         template = self.chat_template
         if template is None:
             raise ValueError("this tokenizer has no chat template")
-        jinja2 = _import("jinja2")
         try:
             return _compile_template(template).render(
                 messages=messages,
                 add_generation_prompt=add_generation_prompt,
                 **{"tools": None, "documents": None, **self.special_tokens, **variables},
             )
-        except jinja2.exceptions.TemplateError as error:
+        except ModuleNotFoundError:
+            raise
+        except Exception as error:  # a template may add a number to a text, or divide by zero
             raise ValueError(f"the chat template fails: {error}") from error
 
     def check_fits(self, vocab_size: int, *, source: str = "the model") -> None:
@@ -234,6 +255,11 @@ def read_tokenizer(directory: str | Path) -> Tokenizer:
     template = directory / _TEMPLATE
     if template.is_file():
         settings["chat_template"] = template.read_text(encoding="utf-8")
+    for name in _SPECIAL:
+        token = settings.get(name)
+        content = token.get("content") if isinstance(token, Mapping) else token
+        if not isinstance(content, str | None):
+            raise ValueError(f"{directory} has the {name} {token!r}; it must be a text")
     return Tokenizer(backend, settings)
 
 
@@ -252,21 +278,20 @@ def _import(name: str) -> Any:
         ) from error
 
 
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a text must be Unicode; character {error.start} is {text[error.start]!r}") from None
+
+
 def _content(token: Any) -> str | None:
     """A special token is a string or, with its flags, a dict."""
     return token.get("content") if isinstance(token, Mapping) else token
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} is damaged: it holds no object")
-    return found
+    return read_object(path) if path.is_file() else {}
 
 
 @functools.lru_cache(maxsize=16)

@@ -49,7 +49,10 @@ def main(arguments: Sequence[str]) -> int:
 def _generate(options: argparse.Namespace) -> None:
     if options.system is not None and not options.chat:
         raise ValueError("--system needs --chat")
-    text = sys.stdin.read() if options.prompt == "-" else options.prompt
+    # The end of the last line is the shell's, as in $(...), and no part of what is to be continued.
+    text = sys.stdin.read().rstrip("\r\n") if options.prompt == "-" else options.prompt
+    if not -(2**63) <= options.seed < 2**63:
+        raise ValueError(f"--seed must fit into 64 bits, got {options.seed}")
     if options.max_new is not None and options.max_new < 1:
         raise ValueError(f"--max-new must be at least 1, got {options.max_new}")
     model, tokenizer = _load(options)
@@ -63,6 +66,12 @@ def _generate(options: argparse.Namespace) -> None:
         raise ValueError("the prompt is empty; give --prompt at least one character")
     config, params, stop = model.config, model.params, model.stop_ids
     room = _MAX_NEW if config.context_length is None else config.context_length - len(prompt)
+    least = 1 if options.max_new is None else options.max_new
+    if config.context_length is not None and least > room:
+        raise ValueError(
+            f"the prompt has {len(prompt)} of the {config.context_length} tokens that the model was made for, which "
+            f"leaves room for --max-new {max(room, 0)}, got {least}"
+        )
     if jax.default_backend() == "cpu":
         params = unstack_layers(params)
     del model  # and with it the stacked parameters
@@ -72,7 +81,7 @@ def _generate(options: argparse.Namespace) -> None:
         params,
         np.asarray([prompt], np.int32),
         key=jax.random.key(options.seed),
-        max_new_tokens=max(1, min(_MAX_NEW, room)) if options.max_new is None else options.max_new,
+        max_new_tokens=min(_MAX_NEW, room) if options.max_new is None else options.max_new,
         chunk=4,
         temperature=options.temperature,
         top_k=options.top_k,
@@ -104,6 +113,8 @@ def _speed(prompt: int, clock: Sequence[tuple[float, int]]) -> str:
 
 
 def _perplexity(options: argparse.Namespace) -> None:
+    if options.tokens is not None and options.tokens < 2:
+        raise ValueError(f"--tokens must be at least 2, got {options.tokens}")
     text = load_text(options.file)
     model, tokenizer = _load(options)
     tokens = tokenizer.encode(text)[: options.tokens]

@@ -469,7 +469,7 @@ class TestNextTokenLoss:
         ({"sliding_window": 0}, "sliding_window must be at least 1; got 0"),
         ({"sliding_window": 2, "causal": False}, "sliding_window needs causal=True"),
         ({"rope_theta": 0.0}, "rope_theta must be positive; got 0.0"),
-        ({"norm_eps": float("nan")}, "norm_eps must be positive; got nan"),
+        ({"norm_eps": float("nan")}, "norm_eps must be a finite number; got nan"),
         ({"max_position_embeddings": 0}, "max_position_embeddings must be at least 1; got 0"),
         ({"layer_types": ("full_attention",)}, "one entry for each of the 3 blocks; got 1"),
         (
@@ -493,6 +493,13 @@ def test_heads_default_to_equal_parts():
     assert (config.kv_heads, config.head_size) == (4, 8)
     wider = dataclasses.replace(config, hidden_size=64, num_heads=2)
     assert (wider.kv_heads, wider.head_size) == (2, 32)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
+def test_no_sequences_and_no_tokens(small, shape):
+    _, params, _ = small
+    logits = jax.eval_shape(decoder.make_apply(SMALL), params, jnp.zeros(shape, jnp.int32))
+    assert logits.shape == (*shape, SMALL.vocab_size)
 
 
 def test_hidden_states_in_the_order_asked_for(small):

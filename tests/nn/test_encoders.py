@@ -241,6 +241,14 @@ def test_config_names_the_bad_value(name, change, message):
         dataclasses.replace(NETWORKS[name][1], **change)
 
 
+@every_network
+def test_no_inputs(name):
+    module, config = NETWORKS[name]
+    params, inputs = shapes_of(module, config), inputs_of(name)[:0]
+    output = jax.eval_shape(module.make_apply(config), params, inputs)
+    assert output.last_hidden_state.shape[0] == 0
+
+
 def test_fresh_parameters():
     config = dinov2.Dinov2Config(**IMAGES, num_register_tokens=2, initializer_range=0.1, layer_scale=0.5)
     params = jax.jit(lambda key: dinov2.init(config, key)[1])(jax.random.key(0))

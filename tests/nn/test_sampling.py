@@ -85,3 +85,11 @@ def test_ties_are_kept(name):
     logits = jnp.array([[1.0, 3.0, 3.0, 0.0]])
     option = {"top_k": 1, "top_p": 0.2, "min_p": 1.0}[name]
     np.testing.assert_array_equal(kept(filter_logits(logits, **{name: option}))[0], [False, True, True, False])
+
+
+def test_tiny_temperatures_keep_log_probs_finite():
+    logits = jnp.array([[1.0, 3.0, 2.0]])
+    for temperature in (1e-38, 1e-30, 1e-6):
+        token = sample(jax.random.key(0), logits, temperature=temperature, top_p=0.9, min_p=0.1)
+        assert int(token[0]) == 1
+        assert float(token_log_probs(logits, token, temperature=temperature)[0]) == 0.0

@@ -131,6 +131,14 @@ def test_a_template_that_fails_or_reaches_out(tokenizer):
         render("{% for %}")
     with pytest.raises(ValueError, match="this tokenizer has no chat template"):
         Tokenizer(tokenizer.backend, {}).apply_chat_template(MESSAGES)
+    for template in ("{{ 1 / 0 }}", "{{ messages + 1 }}", "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}"):
+        with pytest.raises(ValueError, match="the chat template fails"):
+            render(template)
+    for reaching in ("raise_exception.__globals__", "messages|attr('__class__')", "'{0.__class__}'.format(1)"):
+        assert render("{{ " + reaching + " }}") == ""
+    for template in (5, [5], [{"name": "default"}], {"default": "b"}):
+        with pytest.raises(ValueError, match="chat_template"):
+            render(template)
     several = [{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]
     assert render(several) == "b"
 
@@ -157,12 +165,23 @@ def test_bad_input(tokenizer, tmp_path):
     with pytest.raises(ValueError, match="ids up to 299, but the model has embeddings for 256"):
         tokenizer.check_fits(256)
     tokenizer.check_fits(tokenizer.vocab_size)
+    for texts in (["a", "b\ud800"], ["\udcff"]):
+        with pytest.raises(ValueError, match="a text must be Unicode; character"):
+            tokenizer.encode_batch(texts)
+    with pytest.raises(ValueError, match="a text must be Unicode; character 1 is"):
+        tokenizer.encode("a\ud800")
+    for outside in (-1, 2**40):
+        with pytest.raises(ValueError, match=f"a token id must be at least 0 and fit into 32 bits; got {outside}"):
+            tokenizer.decode([1, outside])
     with pytest.raises(FileNotFoundError, match=r"has no tokenizer\.json"):
         read_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"tokenizer\.json is no tokenizer"):
         read_tokenizer(tmp_path)
     tokenizer.save(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": 5}')
+    with pytest.raises(ValueError, match="has the eos_token 5; it must be a text"):
+        read_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[1]")
     with pytest.raises(ValueError, match=r"tokenizer_config\.json is damaged"):
         read_tokenizer(tmp_path)

@@ -16,6 +16,7 @@ Names are those of the network's checkpoint; a first part that its parameters he
 
 import collections
 import json
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +28,7 @@ import numpy as np
 
 from jaxlab.nn.checkpoints.tensors import TensorWriter, open_tensors
 from jaxlab.nn.lora import Adapters, Target, factors_of, matrices, place
+from jaxlab.nn.untrusted import read_object
 
 __all__ = ["load_adapters", "save_adapters"]
 
@@ -62,7 +64,11 @@ def load_adapters(directory: str | Path, params: Mapping[str, Any], *, dtype: st
         if len(spec.shape) != 2 or spec.shape[1 if factor == "lora_A" else 0] != size:
             wanted = f"[rank, {size}]" if factor == "lora_A" else f"[{size}, rank]"
             raise ValueError(f"tensor {name} of {directory} must have shape {wanted}; got {spec.shape}")
-        pairs[path].setdefault(block, {})[factor] = name
+        if factor in pairs[path].setdefault(block, {}):
+            raise ValueError(f"tensors {pairs[path][block][factor]} and {name} of {directory} are the same factor")
+        if not jnp.issubdtype(spec.dtype, jnp.floating):
+            raise ValueError(f"tensor {name} of {directory} must hold floating-point numbers; got {spec.dtype}")
+        pairs[path][block][factor] = name
         modules[path, block] = module
     if not pairs:
         raise ValueError(f"{directory} holds no tensors")
@@ -128,6 +134,8 @@ def save_adapters(
                 continue
             pair = (down[row, :rank], up[row, :, :rank]) if stacked else (down, up)
             named[_module(parts, row if stacked else None)] = (rank, alpha, *pair)
+    if not named:
+        raise ValueError("there are no adapters to save: no matrix has a rank above 0")
     rank = _most_common(rank for rank, *_ in named.values())
     alpha = _most_common(alpha for _, alpha, *_ in named.values())
     settings = {
@@ -183,26 +191,29 @@ _VARIANTS = (
     "monteclora_config",
 )
 # These leave W as it was; others (PiSSA, OLoRA, CorDA) change it too.
-_INITIALISERS = (None, True, False, "gaussian", "orthogonal", "eva")
+_INITIALISERS = ("gaussian", "orthogonal", "eva")
 
 
 def _read_settings(directory: Path) -> dict[str, Any]:
     path = directory / _SETTINGS
     if not path.is_file():
         raise FileNotFoundError(f"{directory} holds no {_SETTINGS}")
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(settings, dict) or str(settings.get("peft_type")).upper() != "LORA":
-        found = settings.get("peft_type") if isinstance(settings, dict) else settings
-        raise ValueError(f"{path}: peft_type must be 'LORA'; got {found!r}")
+    settings = read_object(path)
+    if str(settings.get("peft_type")).upper() != "LORA":
+        raise ValueError(f"{path}: peft_type must be 'LORA'; got {settings.get('peft_type')!r}")
+    for name in ("rank_pattern", "alpha_pattern"):
+        if not isinstance(settings.get(name) or {}, dict):
+            raise ValueError(f"{path}: {name} must map patterns to numbers; got {settings[name]!r}")
     wrong = [name for name in _VARIANTS if settings.get(name)]
     wrong += ["bias"] if settings.get("bias", "none") != "none" else []
-    wrong += ["init_lora_weights"] if settings.get("init_lora_weights") not in _INITIALISERS else []
+    wrong += ["init_lora_weights"] if not _is_plain(settings.get("init_lora_weights")) else []
     if wrong:
         raise ValueError(f"{path}: {wrong[0]}={settings[wrong[0]]!r} is not supported, only plain LoRA")
     return settings
+
+
+def _is_plain(initialiser: Any) -> bool:
+    return initialiser is None or isinstance(initialiser, bool) or initialiser in _INITIALISERS
 
 
 def _weights(directory: Path) -> Path:
@@ -228,7 +239,7 @@ def _split(name: str, directory: Path) -> tuple[str, str]:
 def _locate(module: str, known: Mapping[str, Any]) -> tuple[str | None, int | None]:
     """The path of a linear map in our parameters, and the block it is in."""
     parts = module.split(".")
-    numbers = [place for place, part in enumerate(parts) if part.isdigit()]
+    numbers = [place for place, part in enumerate(parts) if part.isdecimal() and len(part) < 10]
     block = int(parts[numbers[0]]) if numbers else None
     parts = [part for place, part in enumerate(parts) if place not in numbers[:1]]
     for start in range(2):
@@ -257,15 +268,23 @@ def _rank(specs: Mapping[str, Any], names: Mapping[str, str], directory: Path) -
 
 
 def _rank_and_alpha(settings: Mapping[str, Any], module: str) -> tuple[int, float]:
-    def pick(patterns: Mapping[str, Any] | None, default: Any) -> Any:
+    def pick(name: str, default: Any) -> Any:
         # As PEFT does: the first pattern that matches the end of the name.
-        for pattern, value in (patterns or {}).items():
-            if re.match(rf"(.*\.)?({pattern})$", module):
+        for pattern, value in (settings.get(name) or {}).items():
+            try:
+                found = re.match(rf"(.*\.)?({pattern})$", module)
+            except re.error as error:
+                raise ValueError(f"{_SETTINGS}: {name} has {pattern!r}, which is no regular expression") from error
+            if found:
                 return value
         return default
 
-    rank = pick(settings.get("rank_pattern"), settings.get("r", 8))
-    return int(rank), float(pick(settings.get("alpha_pattern"), settings.get("lora_alpha", 8)))
+    rank, alpha = pick("rank_pattern", settings.get("r", 8)), pick("alpha_pattern", settings.get("lora_alpha", 8))
+    if not isinstance(rank, int) or rank < 1:
+        raise ValueError(f"{_SETTINGS}: the rank of {module} must be an integer above 0; got {rank!r}")
+    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise ValueError(f"{_SETTINGS}: lora_alpha of {module} must be a finite number; got {alpha!r}")
+    return rank, float(alpha)
 
 
 def _most_common(values: Any) -> Any:

@@ -22,6 +22,7 @@ import numpy as np
 
 from jaxlab.nn.checkpoints.gguf_format import StoredTensor, read_gguf
 from jaxlab.nn.checkpoints.tensors import Tensors
+from jaxlab.nn.untrusted import refused
 
 __all__ = ["GGUF", "open_gguf"]
 
@@ -53,7 +54,8 @@ def open_gguf(path: str | Path) -> GGUF:
     if not path.is_file():
         raise FileNotFoundError(f"no such file: {path}")
     metadata, stored = read_gguf(path)
-    config = _config(metadata, stored, path)
+    with refused(path):
+        config = _config(metadata, stored, path)
     entries = {}
     for name, tensor in stored.items():
         if name == _ROPE_FREQUENCIES:

@@ -136,6 +136,8 @@ class _Cursor:
         if kind != _ARRAY:
             raise ValueError(f"{self._source} is damaged: metadata of the unknown type {kind} at byte {self.at}")
         inner, length = self.number("I"), self.number("Q")
+        if inner == _ARRAY:
+            raise ValueError(f"{self._source} is damaged: an array of arrays at byte {self.at}")
         if inner not in _FORMATS:
             if length > len(self._data) - self.at:  # each entry takes a byte at least
                 raise self._truncated()

@@ -38,6 +38,9 @@ def open_llama2c(path: str | Path) -> tuple[dict[str, Any], Tensors]:
     tied, vocabulary = vocabulary > 0, abs(vocabulary)
     if min(hidden, intermediate, layers, heads, kv_heads, vocabulary, length) < 1 or hidden % heads:
         raise ValueError(f"{path} is no llama2.c model: its sizes are {values[:7].view('<i4').tolist()}")
+    # Before anything is made for each block.
+    if 4 * layers * hidden * hidden > size:
+        raise ValueError(f"{path} is truncated or no llama2.c model: {layers} blocks of width {hidden} in {size} bytes")
     width, kv_width = hidden, hidden // heads * kv_heads
     block = [
         ("input_layernorm", (hidden,), None),

@@ -26,6 +26,7 @@ from jaxlab.nn.checkpoints.sources import locate
 from jaxlab.nn.checkpoints.tensors import Tensors, TensorWriter, check_writable, open_tensors
 from jaxlab.nn.checkpoints.vocabulary import gguf_tokenizer
 from jaxlab.nn.tokenizer import TOKENIZER_FILES, Tokenizer, read_tokenizer
+from jaxlab.nn.untrusted import read_object, refused
 
 __all__ = ["Model", "load", "save"]
 
@@ -87,7 +88,9 @@ def load(
     """
     source = locate(model, download=download)
     settings, tensors, found_tokenizer = _open(source, tokenizer)
-    family = find_family(settings, source=f"the config of {source}")
+    _check_depth(settings, tensors, source)
+    with refused(f"the config of {source}"):
+        family = find_family(settings, source=f"the config of {source}")
     config = _read_config(family, settings, source)
     if dtype is not None:
         config = dataclasses.replace(config, dtype=dtype, param_dtype=dtype)
@@ -95,13 +98,14 @@ def load(
         found_tokenizer.check_fits(config.vocab_size, source=str(source))
     if callable(sharding):
         sharding = sharding(config)
-    params = read_params(family, config, tensors, sharding=sharding, source=str(source))
+    with refused(source):
+        params = read_params(family, config, tensors, sharding=sharding, source=str(source))
     return Model(
         config=config,
         params=params,
         family=family,
         tokenizer=found_tokenizer,
-        stop_ids=_stop_ids(settings.get("eos_token_id"), found_tokenizer),
+        stop_ids=_stop_ids(settings.get("eos_token_id"), found_tokenizer, source),
         source=source,
     )
 
@@ -174,13 +178,16 @@ def _open(source: Path, with_tokenizer: bool) -> tuple[dict[str, Any], Tensors, 
             return settings, tensors, read_llama2c_tokenizer(vocabularies[0]) if with_tokenizer else None
         else:
             raise FileNotFoundError(f"{source} has no {_CONFIG}: it is no Hugging Face checkpoint, or not a whole one")
-    if source.is_file():
+    if not source.is_dir():
+        if not source.is_file():
+            raise FileNotFoundError(f"{source} is neither a file nor a folder")
         if source.suffix == ".safetensors":
             raise ValueError(f"{source} is a file of tensors; name its folder, which has the {_CONFIG}")
         opened = open_gguf(source)
-        return opened.config, opened.tensors, _gguf_tokenizer(opened.metadata, source) if with_tokenizer else None
-    settings = _read_json(source / _CONFIG)
-    generation = _read_json(source / _GENERATION) if (source / _GENERATION).is_file() else {}
+        with refused(source):
+            return opened.config, opened.tensors, _gguf_tokenizer(opened.metadata, source) if with_tokenizer else None
+    settings = read_object(source / _CONFIG)
+    generation = read_object(source / _GENERATION) if (source / _GENERATION).is_file() else {}
     if generation.get("eos_token_id") is not None:
         settings["eos_token_id"] = generation["eos_token_id"]
     has_tokenizer = with_tokenizer and (source / "tokenizer.json").is_file()
@@ -191,25 +198,28 @@ def _gguf_tokenizer(metadata: Mapping[str, Any], source: Path) -> Tokenizer | No
     return gguf_tokenizer(metadata, source=str(source)) if "tokenizer.ggml.model" in metadata else None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    if not isinstance(settings, dict):
-        raise ValueError(f"{path} is damaged: it holds no object")
-    return settings
-
-
 def _read_config(family: Family, settings: Mapping[str, Any], source: Path) -> Any:
     try:
-        return family.read_config(settings)
-    except (ValueError, TypeError) as error:  # a setting of a wrong type fails in the first comparison
+        with refused("config.json"):
+            return family.read_config(settings)
+    except ValueError as error:
         raise ValueError(f"the config of {source} cannot be used: {error}") from error
 
 
-def _stop_ids(setting: Any, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    listed = setting if isinstance(setting, Sequence) else [setting]
+def _check_depth(settings: Mapping[str, Any], tensors: Tensors, source: Path) -> None:
+    """Before anything is made for each block: every block has tensors of its own."""
+    inner = settings.get("vision_config")
+    for name in ("num_hidden_layers", "n_layers"):
+        for depth in (settings.get(name), inner.get(name) if isinstance(inner, Mapping) else None):
+            if isinstance(depth, int) and depth > len(tensors):
+                raise ValueError(f"the config of {source} has {name} {depth}, but there are {len(tensors)} tensors")
+
+
+def _stop_ids(setting: Any, tokenizer: Tokenizer | None, source: Path) -> tuple[int, ...]:
+    listed = setting if isinstance(setting, list) else [setting]
+    for index in listed:
+        if index is not None and (not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < 2**31):
+            raise ValueError(f"the config of {source} has the eos_token_id {index!r}; it must be a token's id")
     own = tokenizer.eos_id if tokenizer is not None else None
     return tuple(dict.fromkeys(int(index) for index in (*listed, own) if index is not None))
 

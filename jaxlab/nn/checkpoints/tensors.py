@@ -269,16 +269,19 @@ def _open_file(path: Path) -> dict[str, tuple[jax.ShapeDtypeStruct, Callable[[],
         try:
             header = json.loads(file.read(length))
             header.pop("__metadata__", None)
-            fields = {name: (e["dtype"], tuple(e["shape"]), *e["data_offsets"]) for name, e in header.items()}
+            fields = {}
+            for name, entry in header.items():
+                begin, end = entry["data_offsets"]
+                fields[name] = entry["dtype"], tuple(entry["shape"]), begin, end
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path} is no safetensors file: its header cannot be read ({error!r})") from None
     start = 8 + length
     entries: dict[str, tuple[jax.ShapeDtypeStruct, Callable[[], np.ndarray]]] = {}
     data: np.ndarray = np.memmap(path, np.uint8, "r") if size > start else np.zeros(0, np.uint8)
     for name, (dtype, shape, begin, end) in fields.items():
-        if dtype not in _DTYPES:
+        if not isinstance(dtype, str) or dtype not in _DTYPES:
             raise ValueError(f"{path}: tensor {name} has the unknown dtype {dtype!r}")
-        whole = all(isinstance(n, int) and n >= 0 for n in (*shape, begin, end))
+        whole = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in (*shape, begin, end))
         if not whole or end - begin != math.prod(shape) * _DTYPES[dtype].itemsize:
             raise ValueError(f"{path}: tensor {name} of shape {shape} and dtype {dtype} cannot lie at {begin}:{end}")
         if start + end > size:
@@ -303,7 +306,7 @@ def _read_index(path: Path) -> dict[str, str]:
     try:
         weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         named = weight_map and all(isinstance(file, str) for file in weight_map.values())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is no index of tensors ({error!r})") from None
     if not named:
         raise ValueError(f"{path} is no index of tensors: it names no files")

@@ -183,6 +183,11 @@ class TestBadInput:
             ({"modules_to_save": ["score"]}, r"modules_to_save=\['score'\] is not supported"),
             ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa' is not supported"),
             ({"peft_type": "IA3"}, "peft_type must be 'LORA'; got 'IA3'"),
+            ({"r": "2"}, "the rank of .* must be an integer above 0; got '2'"),
+            ({"lora_alpha": None}, "lora_alpha of .* must be a finite number; got None"),
+            ({"rank_pattern": [1]}, r"rank_pattern must map patterns to numbers; got \[1\]"),
+            ({"alpha_pattern": {"(": 2}}, r"alpha_pattern has '\(', which is no regular expression"),
+            ({"init_lora_weights": ["eva"]}, r"init_lora_weights=\['eva'\] is not supported"),
             ({"r": 8}, r"tensor base_model.*lora_A.weight of .* has rank 2, but adapter_config.json says 8"),
         ],
     )
@@ -216,8 +221,17 @@ class TestBadInput:
                 lambda t: {**t, "base_model.model.score.weight": np.zeros((2, 8), np.float32)},
                 r"score\.weight of .* is no factor of a linear map",
             ),
+            (
+                lambda t: {**t, QUERY.format(0, "A").replace(".weight", ".default.weight"): t[QUERY.format(0, "A")]},
+                "are the same factor",
+            ),
+            (
+                lambda t: {name: value.astype(np.int8) for name, value in t.items()},
+                "must hold floating-point numbers; got int8",
+            ),
+            (lambda t: {QUERY.format("²", "A"): t[QUERY.format(0, "A")]}, "which is no linear map of the network"),
         ],
-        ids=["unknown", "shape", "half", "ranks", "block", "layer"],
+        ids=["unknown", "shape", "half", "ranks", "block", "layer", "twice", "integers", "digits"],
     )
     def test_tensors(self, written, change, message):
         params, _, folder = written
@@ -239,7 +253,7 @@ class TestBadInput:
         with pytest.raises(ValueError, match=r"a pickle \(adapter_model\.bin\), which can run any code"):
             load_adapters(folder, params)
         (folder / "adapter_config.json").write_text("{")
-        with pytest.raises(ValueError, match=r"adapter_config\.json is not JSON"):
+        with pytest.raises(ValueError, match=r"adapter_config\.json is damaged"):
             load_adapters(folder, params)
         (folder / "adapter_config.json").unlink()
         with pytest.raises(FileNotFoundError, match=r"holds no adapter_config\.json"):
