@@ -128,7 +128,7 @@ def apply_cached(
     filled = 0 if isinstance(cache.filled, jax.core.Tracer) else int(cache.filled)
     if filled + tokens.shape[1] > slots:
         raise ValueError(f"{filled} + {tokens.shape[1]} tokens do not fit into a cache of {slots} slots")
-    unstacked = _is_unstacked(params)
+    unstacked = is_unstacked(params)
     if unstacked == isinstance(cache.layers, LayerCache):
         names = ("stacked", "unstacked")
         raise ValueError(f"params are {names[unstacked]} and the cache is {names[not unstacked]}")
@@ -406,14 +406,15 @@ def _structure(config: DecoderConfig, *, unstacked: bool = False) -> _Structure:
     return _Structure(graph, parameter_shapes(nnx.to_pure_dict(state)))
 
 
-def _is_unstacked(params: Mapping[str, Any]) -> bool:
+def is_unstacked(params: Mapping[str, Any]) -> bool:
+    """Whether the blocks lie one by one (`jaxlab.nn.decoder_layout`)."""
     model = params.get("model")
     return isinstance(model, Mapping) and isinstance(model.get("layers"), tuple | list)
 
 
 def _merge(structure: _Structure, params: Mapping[str, Any]) -> Decoder:
     check_parameters(params, structure.shapes)
-    if _is_unstacked(params):
+    if is_unstacked(params):
         params = {**params, "model": {**params["model"], "layers": dict(enumerate(params["model"]["layers"]))}}
     return nnx.merge(structure.graph, params)
 
@@ -425,7 +426,7 @@ def _apply(
     tokens: Int[Array | np.ndarray, "b t"],
     **options: Any,
 ) -> Any:
-    if _is_unstacked(params):
+    if is_unstacked(params):
         structure = _structure(config, unstacked=True)
     return _merge(structure, params)(tokens, **options)
 

@@ -31,6 +31,7 @@ from jaxlab.nn import decoder
 from jaxlab.nn.attention import check_padding
 from jaxlab.nn.decoder_config import DecoderConfig
 from jaxlab.nn.kv_cache import KVCache, init_cache
+from jaxlab.nn.pure import check_tokens
 from jaxlab.nn.sampling import sample, token_log_probs
 
 __all__ = ["Generation", "generate", "generate_stream"]
@@ -48,7 +49,7 @@ class Generation(NamedTuple):
       tokens: new tokens, the stop token included; ``pad_token`` after it.
       log_probs: ``log softmax(z / T)`` of each new token, with z the model's logits over the whole vocabulary: before
         top-k, top-p and min-p, and with T = 1 in place of a temperature of 0. Without filters that is the
-        distribution it was drawn from. 0 after the stop token.
+        distribution it was drawn from. 0 after the stop token; NaN where the model's logits are.
       lengths: new tokens of each sequence, the stop token included.
     """
 
@@ -172,8 +173,9 @@ def generate_stream(
     Raises:
       ValueError: as `generate` does, at once and not with the first token.
     """
-    if chunk < 1:
-        raise ValueError(f"chunk must be at least 1; got {chunk}")
+    _check_size("chunk", chunk)
+    if "pad_token" in options:
+        raise ValueError("generate_stream marks the end of a sequence with -1 and takes no pad_token")
     run = _prepare(config, params, tokens, key=key, max_new_tokens=max_new_tokens, pad_token=-1, **options)
 
     def chunks() -> Iterator[np.ndarray]:
@@ -210,7 +212,7 @@ class _Run(NamedTuple):
 @functools.partial(jax.jit, static_argnums=0, static_argnames="room")
 def _prefill(config, params, prompts, real, key, options, *, room):
     batch, length = prompts.shape
-    unstacked = isinstance(params["model"]["layers"], tuple | list)
+    unstacked = decoder.is_unstacked(params)
     # The last new token is never read, so that it needs no slot.
     cache = init_cache(config, batch, length + room - 1, unstacked=unstacked)
     logits, cache = decoder.apply_cached(
@@ -283,15 +285,16 @@ def _prepare(
     block_mask: Float[Array | np.ndarray, " layers"] | None = None,
     length_bucket: int = 64,
 ) -> _Run:
+    check_tokens(tokens)
     batch, length = tokens.shape
-    for name, size in (("max_new_tokens", max_new_tokens), ("length_bucket", length_bucket)):
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1; got {size}")
+    _check_size("max_new_tokens", max_new_tokens)
+    _check_size("length_bucket", length_bucket)
+    _check_ids("pad_token", pad_token)
     if not batch or not length:
         raise ValueError(f"prompts need at least one sequence of at least one token; got shape {tokens.shape}")
     _check_prompts(config, tokens, padding_mask, max_new_tokens)
     _check_option("temperature", temperature, batch, lambda x: (x >= 0) & (x < np.inf), "at least 0 and finite")
-    _check_option("top_k", top_k, batch, lambda x: x >= 1, "at least 1")
+    _check_option("top_k", top_k, batch, lambda x: (x >= 1) & (x < 2**31), "an integer from 1 to 2^31 - 1", kinds="iu")
     _check_option("top_p", top_p, batch, lambda x: (x > 0) & (x <= 1), "in (0, 1]")
     _check_option("min_p", min_p, batch, lambda x: (x >= 0) & (x <= 1), "in [0, 1]")
     stops = jnp.asarray(_stop_rows(stop_tokens), jnp.int32)
@@ -326,8 +329,26 @@ def _stop_rows(stop_tokens: StopTokens | None) -> Any:
     if stop_tokens is None:
         return [[-1]]
     if isinstance(stop_tokens, jax.Array | np.ndarray) and stop_tokens.ndim == 2:
+        _check_ids("stop_tokens", stop_tokens)
         return stop_tokens
-    return [[-1, *(int(token) for token in stop_tokens)]]
+    if not isinstance(stop_tokens, Collection):
+        raise ValueError(f"stop_tokens must be a set of ids or one row of ids a sequence; got {stop_tokens!r}")
+    for token in stop_tokens:
+        _check_ids("stop_tokens", token)
+    return [[-1, *map(int, stop_tokens)]]
+
+
+def _check_size(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ValueError(f"{name} must be an integer of at least 1; got {value!r}")
+
+
+def _check_ids(name: str, value: Any) -> None:
+    known = _value(value)
+    if known is None:
+        return
+    if known.dtype.kind not in "iu" or not ((known >= -1) & (known < 2**31)).all():
+        raise ValueError(f"{name} must hold ids of tokens, from -1 to 2^31 - 1; got {value!r}")
 
 
 def _check_prompts(config: DecoderConfig, tokens: Any, padding_mask: Any, max_new_tokens: int) -> None:
@@ -336,6 +357,8 @@ def _check_prompts(config: DecoderConfig, tokens: Any, padding_mask: Any, max_ne
         raise ValueError(f"padding_mask must have the shape of the prompts, {tokens.shape}; got {padding_mask.shape}")
     known = _value(padding_mask)
     if known is not None:
+        if known.dtype != bool:
+            raise ValueError(f"padding_mask must be True for real tokens and False for padding; got {known.dtype}")
         check_padding(known)
         lengths = known.sum(axis=1)
         if not lengths.all():
@@ -357,12 +380,22 @@ def _check_prompts(config: DecoderConfig, tokens: Any, padding_mask: Any, max_ne
             )
 
 
-def _check_option(name: str, value: Any, batch: int, valid: Callable[[np.ndarray], np.ndarray], range_: str) -> None:
+def _check_option(
+    name: str,
+    value: Any,
+    batch: int,
+    valid: Callable[[np.ndarray], np.ndarray],
+    range_: str,
+    *,
+    kinds: str = "iuf",
+) -> None:
     if value is None:
         return
     if np.shape(value) not in ((), (batch,)):
         raise ValueError(f"{name} must be one value or one for each of {batch} sequences; got shape {np.shape(value)}")
     known = _value(value)
+    if known is not None and known.dtype.kind not in kinds:
+        raise ValueError(f"{name} must be {range_}; got {value!r}")
     if known is not None and not valid(known).all():
         raise ValueError(f"{name} must be {range_}; got {known[~valid(known)].flat[0]}")
 

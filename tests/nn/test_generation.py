@@ -256,8 +256,8 @@ class TestSharding:
         ({"tokens": np.zeros((0, 3), int)}, r"at least one sequence of at least one token; got shape \(0, 3\)"),
         ({"tokens": np.array([[1, 2, 3], [4, 32, 5]])}, "token 32 of prompt 1 is outside the vocabulary of 32 ids"),
         ({"tokens": np.array([[1, 2, 3], [4, -1, 5]])}, "token -1 of prompt 1 is outside the vocabulary"),
-        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1; got 0"),
-        ({"length_bucket": 0}, "length_bucket must be at least 1; got 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be an integer of at least 1; got 0"),
+        ({"length_bucket": 0}, "length_bucket must be an integer of at least 1; got 0"),
         ({"max_new_tokens": 38}, "a prompt of 3 and 38 new tokens exceed the 40 positions"),
         ({"padding_mask": np.array([[True] * 3, [False] * 3])}, "row 1 is all padding"),
         ({"padding_mask": np.array([[True, False, True], [True] * 3])}, "not inside; row 0"),
@@ -265,7 +265,11 @@ class TestSharding:
         ({"temperature": -0.5}, "temperature must be at least 0 and finite; got -0.5"),
         ({"temperature": np.array([1.0, np.nan], np.float32)}, "temperature must be at least 0 and finite; got nan"),
         ({"temperature": np.ones(3, np.float32)}, r"one value or one for each of 2 sequences; got shape \(3,\)"),
-        ({"top_k": 0}, "top_k must be at least 1; got 0"),
+        ({"top_k": 0}, r"top_k must be an integer from 1 to 2\^31 - 1; got 0"),
+        ({"top_k": 2**40}, r"top_k must be an integer from 1 to 2\^31 - 1; got 1099511627776"),
+        ({"pad_token": 2**40}, "pad_token must hold ids of tokens, from -1 to .*; got 1099511627776"),
+        ({"stop_tokens": (2, 2**40)}, "stop_tokens must hold ids of tokens, from -1 to .*; got 1099511627776"),
+        ({"stop_tokens": np.array([[-2, 3]])}, "stop_tokens must hold ids of tokens, from -1 to .*"),
         ({"top_p": 0.0}, r"top_p must be in \(0, 1\]; got 0.0"),
         ({"top_p": 1.5}, r"top_p must be in \(0, 1\]; got 1.5"),
         ({"min_p": -0.1}, r"min_p must be in \[0, 1\]; got -0.1"),
@@ -290,5 +294,12 @@ def test_padding_may_hold_any_id(params):
 def test_stream_says_at_once_what_is_wrong(params):
     with pytest.raises(ValueError, match="top_p must be in"):
         generate_stream(CONFIG, params, np.ones((1, 3), int), key=KEY, max_new_tokens=2, top_p=2.0)
-    with pytest.raises(ValueError, match="chunk must be at least 1; got 0"):
+    with pytest.raises(ValueError, match="chunk must be an integer of at least 1; got 0"):
         generate_stream(CONFIG, params, np.ones((1, 3), int), key=KEY, max_new_tokens=2, chunk=0)
+    with pytest.raises(ValueError, match="takes no pad_token"):
+        generate_stream(CONFIG, params, np.ones((1, 3), int), key=KEY, max_new_tokens=2, pad_token=0)
+
+
+def test_parameters_of_nothing_are_named():
+    with pytest.raises(ValueError, match=r"params do not fit the config: \S+ is missing"):
+        run({}, np.ones((1, 3), int))
