@@ -241,7 +241,15 @@ def test_mirror_draws_the_soft_maximum_and_its_queues_rise_with_violation():
         (lambda: make_l2fob(informed(), FREE._replace(roi=-1.0), expectation="point"), "roi must be finite"),
         (
             lambda: make_l2fob(informed(), FREE, expectation="policy", multipliers=jnp.array([-1.0])),
-            "multipliers must be a list of numbers at least 0",
+            "multipliers must be a list of finite numbers at least 0",
+        ),
+        (
+            lambda: make_l2fob(informed(), FREE, expectation="policy", multipliers=jnp.array([jnp.nan])),
+            "multipliers must be a list of finite numbers",
+        ),
+        (
+            lambda: make_l2fob(informed(), FREE, expectation="policy", multipliers=jnp.zeros(0)),
+            "multipliers must be a list of finite numbers",
         ),
         (lambda: make_l2fob(informed(), FREE, expectation="point", lyapunov="cube"), "potential must be"),
         (lambda: budget_dual(THREE, budget_rate=0.0, step=1.0), "budget_rate must be finite and positive"),

@@ -158,7 +158,14 @@ def test_settings_that_make_no_sense(fields, message):
         Settings(**({"budget_rate": 0.1, "roi": 1.0} | fields)).check()
 
 
-@pytest.mark.parametrize("name", ["cubic", "power:0.5", "power:x", "power"])
+@pytest.mark.parametrize(("rewards", "costs"), [(3, 1), (3, 2), (0, 0)])
+def test_candidates_must_match(rewards, costs):
+    prediction = Prediction(jnp.zeros(rewards), jnp.zeros(rewards), jnp.zeros(costs))
+    with pytest.raises(ValueError, match="must each have one entry a candidate"):
+        decide(HAND, empty_queues(), prediction)
+
+
+@pytest.mark.parametrize("name", ["cubic", "power:0.5", "power:x", "power", "power:inf", "power:nan"])
 def test_unknown_potentials(name):
     with pytest.raises(ValueError, match=f"'power:k' with k >= 1, got '{name}'"):
         potential(name)
