@@ -98,7 +98,7 @@ class ABOM(flax.struct.PyTreeNode):
         settings: dict[str, Any] = {
             "coordinate_range": 100.0,
             "learning_rate": 3e-3,
-            "horizon": max(max_evaluations // size, 1),
+            "horizon": max(max_evaluations // max(size, 1), 1),
         }
         return cls(**(settings | changes))
 

@@ -142,10 +142,11 @@ def test_binary_feedback_learns_a_monotone_curve():
 def test_isotonic_equals_pool_adjacent_violators():
     regression = pytest.importorskip("sklearn.isotonic", reason="scikit-learn is the peer")
     rng = np.random.default_rng(0)
+    fit = jax.jit(isotonic)
     for _ in range(20):
         values, weights = rng.uniform(size=15).astype(np.float32), rng.integers(1, 9, 15).astype(np.float32)
         expected = regression.isotonic_regression(values.astype(float), sample_weight=weights)
-        np.testing.assert_allclose(isotonic(jnp.asarray(values), jnp.asarray(weights)), expected, atol=2e-6)
+        np.testing.assert_allclose(fit(jnp.asarray(values), jnp.asarray(weights)), expected, atol=2e-6)
     found = isotonic(jnp.array([0.9, 0.5, 0.1]), jnp.array([1.0, 0.0, 1.0]))
     np.testing.assert_allclose(found[jnp.array([0, 2])], [0.5, 0.5], atol=1e-6)
 

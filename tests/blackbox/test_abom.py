@@ -309,13 +309,21 @@ def test_a_function_without_finite_values_is_an_error_outside_jit_and_inf_inside
         ({"patience": 0}, "patience must be positive, got 0"),
         ({"learning_rate": np.inf}, "learning_rate must be positive, got inf"),
         ({"weight_decay": np.nan}, "weight_decay must be at least 0, got nan"),
-        ({"structure": Structure(dropout_on="outputs")}, "dropout_on must be one of output, hidden, got 'outputs'"),
-        ({"structure": Structure(mutation="genes")}, "mutation must be one of vector, gene, got 'genes'"),
     ],
 )
 def test_settings_out_of_range_are_named(changes, message) -> None:
     with pytest.raises(ValueError, match=message):
         init(SMALL.replace(**changes), LOWER, UPPER, KEY)
+
+
+@pytest.mark.parametrize("name", ["dropout_on", "mutation_input", "mutation"])
+def test_an_unknown_structure_is_named(name) -> None:
+    wrong = Structure()
+    object.__setattr__(wrong, name, "both")  # past the type checker of the tests, which users do not have
+    with pytest.raises(ValueError, match=f"{name} must be one of .*, got 'both'"):
+        init(SMALL.replace(structure=wrong), LOWER, UPPER, KEY)
+    with pytest.raises(ValueError, match="population_size must be at least 4, got 0"):
+        init(ABOM.jaxlab(400, population_size=0), LOWER, UPPER, KEY)
 
 
 @pytest.mark.parametrize(
