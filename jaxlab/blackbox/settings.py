@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Real
+from jaxtyping import Array, Real
 
 from jaxlab.blackbox.operators import Structure
 
 __all__ = ["ABOM", "Bound", "check_settings", "checked_box", "is_concrete"]
 
 Scalar = int | float | Real[Array, ""]
-Bound = Float[Array, " d"] | Float[np.ndarray, " d"]
+Bound = Real[Array, " _"] | Real[np.ndarray, " _"]
 
 
 class ABOM(flax.struct.PyTreeNode):

@@ -215,7 +215,7 @@ def _read_rows(path: Path) -> tuple[list[str], list[list[float]]]:
         names = reader.fieldnames = [name.strip() for name in reader.fieldnames or []]
         if missing := [name for name in ("value", "price") if name not in names]:
             raise ValueError(f"{path} has no column {missing[0]!r}; found {', '.join(names) or 'an empty file'}")
-        wanted = [name for name in ("value", "price", "click") if name in names]
+        wanted: list[str] = [name for name in ("value", "price", "click") if name in names]
         if twice := [name for name in wanted if names.count(name) > 1]:
             raise ValueError(f"{path} has more than one column {twice[0]!r}")
         rows = []
@@ -305,7 +305,7 @@ def _plot(path: Path, course: dict[str, np.ndarray], *, budget: float, roi: floa
     titles = {"spend": "spend and value so far", "roi": "return so far", "regret": "regret to the offline optimum"}
     for axis, (name, line) in zip(axes, lines.items(), strict=True):
         axis.plot(rounds, course[name], label=name)
-        axis.axhline(line, color="k", ls="--", lw=1)
+        axis.axhline(line, color="k", ls="--", lw=1, label="budget" if name == "spend" else None)
         axis.set(xlabel="round", title=titles.get(name, name))
     axes[0].plot(rounds, course["value"], label="value")
     axes[0].legend()
