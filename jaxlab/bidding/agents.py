@@ -139,8 +139,8 @@ def make_l2fob(
     if explore_rounds < 0:
         raise ValueError(f"explore_rounds must be at least 0, got {explore_rounds}")
     prices = default_multipliers() if multipliers is None else jnp.asarray(multipliers)
-    if is_concrete(prices) and (prices.ndim != 1 or np.min(prices, initial=np.inf) < 0):
-        raise ValueError(f"multipliers must be a list of numbers at least 0, got {prices}")
+    if prices.ndim != 1 or not prices.size or (is_concrete(prices) and not _finite_and_at_least_0(np.asarray(prices))):
+        raise ValueError(f"multipliers must be a list of finite numbers at least 0, got {prices}")
     remembers = expectation != "point" and population is None
 
     def init() -> L2FOBState:
@@ -184,6 +184,10 @@ def make_l2fob(
         return state._replace(estimate=estimator.update(state.estimate, context, index, outcome))
 
     return Agent(init, act, learn, estimator)
+
+
+def _finite_and_at_least_0(numbers: np.ndarray) -> bool:
+    return bool(np.all(np.isfinite(numbers) & (numbers >= 0)))
 
 
 def _policies(

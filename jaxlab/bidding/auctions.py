@@ -97,13 +97,13 @@ def bid_grid(count: int, *, highest: float = 1.0) -> Float[Array, " k"]:
     Raises:
       ValueError: fewer than two bids, or a highest that is not positive.
     """
-    if count < 2 or not highest > 0:
+    if count < 2 or not 0 < highest < math.inf:
         raise ValueError(f"a grid needs at least 2 bids up to a positive one, got {count} up to {highest}")
     return jnp.linspace(0.0, highest, count)
 
 
-def check_bids(bids: Float[Array, " k"]) -> Float[Array, " k"]:
-    """These bids, if they are a grid; traced ones are let through.
+def check_bids(bids: Any) -> Float[Array, " k"]:
+    """These bids as a floating-point array, if they are a grid; traced ones are let through.
 
     Raises:
       ValueError: no bid, negative ones, or ones that do not ascend.
@@ -111,12 +111,14 @@ def check_bids(bids: Float[Array, " k"]) -> Float[Array, " k"]:
     Warns:
       UserWarning: no bid of 0, without which a campaign cannot sit out.
     """
+    bids = jnp.asarray(bids)
+    bids = bids if jnp.issubdtype(bids.dtype, jnp.floating) else bids.astype(float)
     if bids.ndim != 1 or not bids.size:
         raise ValueError(f"bids must be a list with at least one entry, got shape {bids.shape}")
     if is_concrete(bids):
         values = np.asarray(bids)
-        if not np.all(np.isfinite(values)) or values.min() < 0:
-            raise ValueError(f"bids must be finite and at least 0, got {values[~(values >= 0)][:1] or values.max()}")
+        if np.any(wrong := ~(np.isfinite(values) & (values >= 0))):
+            raise ValueError(f"bids must be finite and at least 0, got {values[wrong][0]}")
         if np.any(np.diff(values) <= 0):
             place = int(np.argmax(np.diff(values) <= 0))
             raise ValueError(f"bids must ascend, got {values[place + 1]} after {values[place]}")

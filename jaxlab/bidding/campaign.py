@@ -96,7 +96,7 @@ def settle(ledger: Ledger, outcome: Outcome, budget: Scalar, *, stop: Stop = "st
 
     Args:
       ledger: so far.
-      outcome: of the round; a cost that is NaN is refused.
+      outcome: of the round; a cost that is not finite is refused.
       budget: the most that may be spent.
       stop: see the module.
 
@@ -110,7 +110,7 @@ def settle(ledger: Ledger, outcome: Outcome, budget: Scalar, *, stop: Stop = "st
     spend = total + error
     error = error - (spend - total)
     within = (spend < budget) | ((spend == budget) & (error <= 0))
-    accepted = ledger.alive & (within if stop == "strict" else ~jnp.isnan(outcome.cost))
+    accepted = ledger.alive & (within if stop == "strict" else jnp.isfinite(outcome.cost))
     booked = Outcome(
         won=accepted & outcome.won,
         reward=jnp.where(accepted, outcome.reward, 0),

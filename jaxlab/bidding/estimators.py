@@ -347,8 +347,8 @@ def external_estimator(candidates: int, *, width: Scalar = 0.0, highest_reward: 
 
 def _check_at_least_0(**numbers: Scalar) -> None:
     for name, number in numbers.items():
-        if is_concrete(number) and not number >= 0:
-            raise ValueError(f"{name} must be at least 0, got {number}")
+        if is_concrete(number) and not 0 <= number < math.inf:
+            raise ValueError(f"{name} must be finite and at least 0, got {number}")
 
 
 def _check_prior(bids: Array, prior: Array | None, prior_count: Scalar) -> None:
@@ -359,5 +359,5 @@ def _check_prior(bids: Array, prior: Array | None, prior_count: Scalar) -> None:
         raise ValueError(f"the prior needs one probability for each of the {bids.size} bids, got shape {prior.shape}")
     elif is_concrete(prior):
         values = np.asarray(prior)
-        if values.min() < 0 or values.max() > 1 or np.any(np.diff(values) < 0):
+        if not (values.min() >= 0 and values.max() <= 1 and np.all(np.diff(values) >= 0)):
             raise ValueError(f"the prior must ascend within [0, 1], got {values.min()} to {values.max()}")

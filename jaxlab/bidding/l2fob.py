@@ -176,7 +176,7 @@ def potential(name: str) -> Potential:
         power = float(exponent) if kind == "power" else 0.0
     except ValueError:
         power = 0.0
-    if power < 1:
+    if not 1 <= power < np.inf:
         raise ValueError(f"potential must be 'quadratic', 'exp' or 'power:k' with k >= 1, got {name!r}")
     return Potential(lambda q: q**power, lambda q: power * q ** (power - 1))
 
@@ -220,7 +220,16 @@ def decide(
       prediction: rewards and costs of the candidates, now and in expectation.
       potential: Lyapunov function, `potential`; None is the paper's square.
       handicap: subtracted from the scores, to break ties otherwise than for the first candidate.
+
+    Raises:
+      ValueError: no candidate, or rewards and costs of different numbers of them.
     """
+    shapes = {np.shape(of) for of in prediction}
+    if len(shapes) > 1 or len(shape := shapes.pop()) != 1 or not shape[0]:
+        raise ValueError(
+            "reward, mean_reward and mean_cost must each have one entry a candidate, got shapes "
+            + ", ".join(str(np.shape(of)) for of in prediction)
+        )
     predicted = violations(settings, prediction.mean_reward, prediction.mean_cost)
     ahead = look_ahead(settings, queues, predicted)
     slope = (potential or _QUADRATIC).slope

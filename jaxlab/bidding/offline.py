@@ -73,14 +73,14 @@ def linear_programme_optimum(
         raise ValueError(f"reward and cost must be [contexts, candidates], got {reward.shape} and {cost.shape}")
     contexts, candidates = reward.shape
     weight = np.full(contexts, 1 / contexts) if probability is None else np.asarray(probability, float)
-    if weight.shape != (contexts,) or np.any(weight < 0) or abs(weight.sum() - 1) > 1e-6:
+    if weight.shape != (contexts,) or np.any(weight < 0) or not abs(weight.sum() - 1) <= 1e-6:
         raise ValueError(
             f"probability must hold {contexts} numbers that sum to 1, got shape {weight.shape}, sum {weight.sum():.6g}"
         )
     if not (np.all(np.isfinite(reward)) and np.all(np.isfinite(cost))):
         raise ValueError("reward and cost must be finite")
-    if not budget_rate >= 0 or not roi >= 0:
-        raise ValueError(f"budget_rate and roi must be at least 0, got {budget_rate} and {roi}")
+    if not budget_rate >= 0 or not 0 <= roi < np.inf:
+        raise ValueError(f"budget_rate and roi must be at least 0, roi finite, got {budget_rate} and {roi}")
     # The variables are probabilities of candidates given a context, so that rare contexts are not rounded away.
     gain, price = weight[:, None] * reward, weight[:, None] * cost
     solved = linprog(
@@ -97,7 +97,7 @@ def linear_programme_optimum(
         raise ValueError(f"the linear programme was not solved: {solved.message}")
     policy = solved.x.reshape(contexts, candidates)
     budget_price, roi_price = -solved.ineqlin.marginals
-    return Optimum(-solved.fun, float((policy * price).sum()), policy, float(budget_price), float(roi_price))
+    return Optimum(0.0 - solved.fun, float((policy * price).sum()), policy, float(budget_price), float(roi_price))
 
 
 def auction_tables(

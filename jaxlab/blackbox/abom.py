@@ -140,7 +140,8 @@ def init(
         ones all the same.
 
     Raises:
-      ValueError: settings out of range, a box that is empty, not finite or has no side.
+      ValueError: settings out of range, a box that is empty, not finite or has no side, parameters for another number
+        of variables or another structure.
     """
     check_settings(settings)
     lower, upper = checked_box(lower, upper)
@@ -148,6 +149,8 @@ def init(
     population = _initial_population(settings, lower, upper, of_points)
     if parameters is None:
         parameters = initial_parameters(of_weights, len(lower), settings.structure, dtype=lower.dtype)
+    else:
+        _check_parameters(settings, parameters, len(lower))
     optimizer = _optimizer(settings)
     return State(
         parameters=parameters,
@@ -189,10 +192,9 @@ def tell(
         Inside jit the last is told by ``info.best_fitness`` being inf.
     """
     expected = state.population.shape
-    if fitness.shape != expected[:1] or candidates.shape != expected:
-        raise ValueError(
-            f"tell needs candidates {expected} and fitness {expected[:1]}, got {candidates.shape} and {fitness.shape}"
-        )
+    given = np.shape(candidates), np.shape(fitness)
+    if given != (expected, expected[:1]):
+        raise ValueError(f"tell needs candidates {expected} and fitness {expected[:1]}, got {given[0]} and {given[1]}")
     if is_concrete(state.asked) and not state.asked:
         raise ValueError("tell needs the state that ask returned; candidates of this one were never asked for")
     state, info = _tell(settings, state, candidates, jnp.asarray(fitness, candidates.dtype))
@@ -255,7 +257,10 @@ def advance(
     def generation(state: State, _: None) -> tuple[State, Info]:
         offspring, pull_back = _propose(settings, state)
         candidates = _candidates(settings, state, offspring)
-        fitness = evaluate(candidates).astype(candidates.dtype)
+        fitness = evaluate(candidates)
+        if fitness.shape != candidates.shape[:1]:
+            raise ValueError(f"the function must return one number a point, got shape {fitness.shape[1:]}")
+        fitness = fitness.astype(candidates.dtype)
         return _survive(settings, state, offspring, pull_back, candidates, fitness)
 
     return jax.lax.scan(generation, state, length=generations)
@@ -488,6 +493,15 @@ def _generations(settings: ABOM, max_evaluations: int) -> int:
             f"max_evaluations must pay for two populations of {settings.population_size}, got {max_evaluations}"
         )
     return max_evaluations // settings.population_size
+
+
+def _check_parameters(settings: ABOM, parameters: Parameters, dimension: int) -> None:
+    expected = jax.eval_shape(
+        lambda: jax.tree.leaves(initial_parameters(jax.random.key(0), dimension, settings.structure))
+    )
+    wanted, given = ([leaf.shape for leaf in leaves] for leaves in (expected, jax.tree.leaves(parameters)))
+    if wanted != given:
+        raise ValueError(f"{dimension} variables and this structure need parameters of shapes {wanted}, got {given}")
 
 
 def _check_found(best_fitness: Any) -> None:

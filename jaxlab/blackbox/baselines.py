@@ -23,6 +23,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
+from jaxlab.blackbox.settings import Bound, checked_box
+
 __all__ = ["Found", "Search", "differential_evolution", "particle_swarm", "random_search", "run_search"]
 
 
@@ -60,8 +62,8 @@ class Found(NamedTuple):
 def run_search(
     search: Search,
     function: Callable[..., Array],
-    lower: Float[Array, " d"],
-    upper: Float[Array, " d"],
+    lower: Bound,
+    upper: Bound,
     key: Key[Array, ""],
     *,
     max_evaluations: int,
@@ -79,8 +81,10 @@ def run_search(
       data: what differs between problems of one kind.
 
     Raises:
-      ValueError: a budget below one population.
+      ValueError: a budget below one population, a box that is empty, not finite or has no side, a function of more
+        than one number.
     """
+    lower, upper = checked_box(lower, upper)
     generations = max_evaluations // search.population_size
     if generations < 1:
         raise ValueError(f"max_evaluations must pay for {search.population_size} candidates, got {max_evaluations}")
@@ -90,6 +94,8 @@ def run_search(
         state, best_solution, best_fitness = carry
         candidates, state = search.ask(state)
         fitness = evaluate(candidates)
+        if fitness.shape != candidates.shape[:1]:
+            raise ValueError(f"the function must return one number a point, got shape {fitness.shape[1:]}")
         fitness = jnp.where(jnp.isfinite(fitness), fitness, jnp.inf).astype(best_fitness.dtype)
         state = search.tell(state, candidates, fitness)
         first = jnp.argmin(fitness)

@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Real
+from jaxtyping import Array, Real
 
 from jaxlab.blackbox.operators import Structure
 
 __all__ = ["ABOM", "Bound", "check_settings", "checked_box", "is_concrete"]
 
 Scalar = int | float | Real[Array, ""]
-Bound = Float[Array, " d"] | Float[np.ndarray, " d"]
+Bound = Real[Array, " _"] | Real[np.ndarray, " _"]
 
 
 class ABOM(flax.struct.PyTreeNode):
@@ -98,7 +98,7 @@ class ABOM(flax.struct.PyTreeNode):
         settings: dict[str, Any] = {
             "coordinate_range": 100.0,
             "learning_rate": 3e-3,
-            "horizon": max(max_evaluations // size, 1),
+            "horizon": max(max_evaluations // max(size, 1), 1),
         }
         return cls(**(settings | changes))
 
@@ -125,11 +125,15 @@ def check_settings(settings: ABOM) -> None:
             raise ValueError(f"{name} must be in [0, 1], got {value}")
     for name in ("learning_rate", "coordinate_range", "patience", "horizon"):
         value = getattr(settings, name)
-        if value is not None and is_concrete(value) and not np.all(np.asarray(value) > 0):
+        if value is not None and is_concrete(value) and not np.all((np.asarray(value) > 0) & np.isfinite(value)):
             raise ValueError(f"{name} must be positive, got {value}")
+    decay = settings.weight_decay
+    if is_concrete(decay) and not np.all((np.asarray(decay) >= 0) & np.isfinite(decay)):
+        raise ValueError(f"weight_decay must be at least 0, got {decay}")
     for name, known in _CHOICES.items():
-        if getattr(settings, name) not in known:
-            raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(settings, name)!r}")
+        given = getattr(settings if hasattr(settings, name) else structure, name)
+        if given not in known:
+            raise ValueError(f"{name} must be one of {', '.join(known)}, got {given!r}")
 
 
 _CHOICES = {
@@ -137,18 +141,30 @@ _CHOICES = {
     "target": ("best", "elite"),
     "loss": ("smooth_l1", "squared"),
     "initial": ("latin_hypercube", "uniform"),
+    "dropout_on": ("output", "hidden"),
+    "mutation_input": ("parents", "crossed"),
+    "mutation": ("vector", "gene"),
 }
 
 
 def checked_box(lower: Bound, upper: Bound) -> tuple[Array, Array]:
-    """Bounds as arrays; ``ValueError`` where a side is empty, not finite or missing."""
+    """Bounds as floating-point arrays of one dtype.
+
+    Raises:
+      ValueError: a side that is empty, not finite or missing, also where it becomes so in the dtype of the search.
+    """
+    if np.ndim(lower) != 1 or np.shape(lower) != np.shape(upper):
+        raise ValueError(f"bounds must be two lists of one length, got shapes {np.shape(lower)} and {np.shape(upper)}")
     if len(lower) == 0:
         raise ValueError("the box has no side; give bounds of at least one variable")
+    lower, upper = (side if hasattr(side, "dtype") else np.asarray(side) for side in (lower, upper))
+    dtype = jnp.result_type(lower, upper)
+    dtype = dtype if jnp.issubdtype(dtype, jnp.floating) else jnp.result_type(float)
     if is_concrete(lower, upper):
-        low, high = np.asarray(lower), np.asarray(upper)
-        bad = np.flatnonzero(~(np.isfinite(low) & np.isfinite(high) & (low < high)))
+        with np.errstate(over="ignore", invalid="ignore"):
+            low, high = np.asarray(lower).astype(dtype), np.asarray(upper).astype(dtype)
+            bad = np.flatnonzero(~(np.isfinite(high - low) & (low < high)))
         if len(bad):
-            raise ValueError(
-                f"bounds must be finite with lower < upper; side {bad[0]} is [{low[bad[0]]}, {high[bad[0]]}]"
-            )
-    return jnp.asarray(lower), jnp.asarray(upper)
+            side = f"[{np.asarray(lower)[bad[0]]}, {np.asarray(upper)[bad[0]]}]"
+            raise ValueError(f"bounds must be finite with lower < upper in {dtype}; side {bad[0]} is {side}")
+    return jnp.asarray(lower, dtype), jnp.asarray(upper, dtype)

@@ -61,6 +61,8 @@ def main(arguments: Sequence[str]) -> int:
         options = parser.parse_args(arguments or ["--help"])
     except SystemExit:  # the help was printed
         return 0
+    if options.out.exists() and not options.out.is_dir():
+        raise ValueError(f"--out must be a folder, {options.out} is a file")
     value, price, click = read_log(options.log)
     found = replay(
         value,
@@ -120,12 +122,12 @@ def replay(
         raise ValueError(f"the budget must be positive, got {budget}")
     if not value.max() > 0:
         raise ValueError("no round of the log has a positive value")
-    rounds, scale = len(value), float(max(value.max(), price.max()))
-    highest = float(value.max()) / scale
-    grid = bidding.bid_grid(bids, highest=highest)
+    rounds, scale = len(value), float(value.max())
+    grid = bidding.bid_grid(bids)
     make: Any = bidding.first_price if auction == "first" else bidding.second_price
-    # Money is counted in units of the highest, so that step sizes mean what they mean in the paper.
-    log = Auction(jnp.asarray(value / scale, jnp.float32), jnp.asarray(price / scale, jnp.float32))
+    # Money is counted in units of the highest value, so that step sizes mean what they mean in the paper. No bid beats
+    # a price above it, however high: one absurd price must not change the campaign.
+    log = Auction(jnp.asarray(value / scale, jnp.float32), jnp.asarray(np.minimum(price / scale, 2.0), jnp.float32))
     sampler = bidding.clipped_normal(0.0, 0.0)
     market = bidding.replay(make(grid, values=sampler, prices=sampler, reward=reward), log)
     if step is None:
@@ -182,22 +184,22 @@ def clairvoyant_optimum(value: np.ndarray, price: np.ndarray, *, budget: float, 
     solved = linprog(
         -gain, A_ub=np.stack([price, roi * price - gain]), b_ub=[budget, 0.0], bounds=(0.0, 1.0), method="highs"
     )
-    return float(-solved.fun)
+    return float(0.0 - solved.fun)
 
 
 def read_log(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Columns ``value``, ``price`` and, if there is one, ``click`` of a CSV file.
 
     Raises:
-      ValueError: a column that is missing, a cell that is no number at least 0, a click other than 0 or 1, no row.
+      ValueError: a file that is no CSV in UTF-8, a column that is missing or there twice, more cells in a row than
+        columns, a cell that is no number at least 0, a click other than 0 or 1, no row.
     """
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        names = reader.fieldnames or []
-        if missing := [name for name in ("value", "price") if name not in names]:
-            raise ValueError(f"{path} has no column {missing[0]!r}; found {', '.join(names) or 'an empty file'}")
-        wanted = [name for name in ("value", "price", "click") if name in names]
-        rows = [[_number(path, reader.line_num, name, row[name]) for name in wanted] for row in reader]
+    try:
+        wanted, rows = _read_rows(path)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not a text file in UTF-8: {error.reason} at byte {error.start}") from error
+    except csv.Error as error:
+        raise ValueError(f"{path} is not a CSV file: {error}") from error
     if not rows:
         raise ValueError(f"{path} has no rows")
     columns = dict(zip(wanted, np.array(rows).T, strict=True))
@@ -205,6 +207,23 @@ def read_log(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     if click is not None and not np.isin(click, (0, 1)).all():
         raise ValueError(f"{path}: click must be 0 or 1, got {click[~np.isin(click, (0, 1))][0]:g}")
     return columns["value"], columns["price"], click
+
+
+def _read_rows(path: Path) -> tuple[list[str], list[list[float]]]:
+    with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets put a mark in front
+        reader = csv.DictReader(file, skipinitialspace=True)
+        names = reader.fieldnames = [name.strip() for name in reader.fieldnames or []]
+        if missing := [name for name in ("value", "price") if name not in names]:
+            raise ValueError(f"{path} has no column {missing[0]!r}; found {', '.join(names) or 'an empty file'}")
+        wanted: list[str] = [name for name in ("value", "price", "click") if name in names]
+        if twice := [name for name in wanted if names.count(name) > 1]:
+            raise ValueError(f"{path} has more than one column {twice[0]!r}")
+        rows = []
+        for row in reader:
+            if None in row:  # a decimal comma, most likely
+                raise ValueError(f"{path}, line {reader.line_num}: more cells than the {len(names)} columns")
+            rows.append([_number(path, reader.line_num, name, row[name]) for name in wanted])
+    return wanted, rows
 
 
 def _number(path: Path, line: int, name: str, cell: str | None) -> float:
@@ -286,7 +305,7 @@ def _plot(path: Path, course: dict[str, np.ndarray], *, budget: float, roi: floa
     titles = {"spend": "spend and value so far", "roi": "return so far", "regret": "regret to the offline optimum"}
     for axis, (name, line) in zip(axes, lines.items(), strict=True):
         axis.plot(rounds, course[name], label=name)
-        axis.axhline(line, color="k", ls="--", lw=1)
+        axis.axhline(line, color="k", ls="--", lw=1, label="budget" if name == "spend" else None)
         axis.set(xlabel="round", title=titles.get(name, name))
     axes[0].plot(rounds, course["value"], label="value")
     axes[0].legend()
@@ -298,10 +317,10 @@ def _print(numbers: dict[str, Any], course: dict[str, np.ndarray]) -> None:
     table = Table(box=None, pad_edge=False)
     for heading in ("round", *course):
         table.add_column(heading, justify="right")
-    for t in np.unique(np.linspace(0, numbers["rounds"] - 1, _SHOWN + 1).astype(int))[1:]:
+    for t in np.unique(np.linspace(0, numbers["rounds"], _SHOWN + 1).astype(int)[1:]).clip(1) - 1:
         table.add_row(str(t + 1), *(f"{of_rounds[t]:.4g}" for of_rounds in course.values()))
     Console().print(table)
-    kept = "kept" if numbers["roi"] >= numbers["target_roi"] else "missed"
+    kept = "kept" if numbers["violation"] <= 1e-9 * numbers["spend"] else "missed"
     print(
         f"{numbers['wins']} wins; spent {numbers['spend']:.4g} of {numbers['budget']:.4g}; "
         f"return {numbers['roi']:.4g}, target {numbers['target_roi']:.4g} {kept}\n"

@@ -1,5 +1,7 @@
 """The three expectations against transcriptions, perfect information, and baselines round by round."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from scipy import stats
 
 from jaxlab.bidding import (
+    Agent,
     Estimator,
     Outcome,
     Settings,
@@ -31,6 +34,11 @@ FREE = Settings(budget_rate=1.0, roi=0.0)
 NOTHING = Outcome(jnp.asarray(False), jnp.zeros(()), jnp.zeros(()), jnp.asarray(jnp.nan))
 
 
+@functools.cache
+def compiled(agent: Agent) -> tuple:
+    return jax.jit(agent.act), jax.jit(agent.learn)
+
+
 def informed(price: str = "first", **options) -> Estimator:
     """The distribution of prices is known."""
     return auction_estimator(BIDS, price=price, prior=CURVE, prior_count=1e6, width=0.0, **options)
@@ -49,8 +57,9 @@ def test_perfect_information_first_price(expectation):
 def test_perfect_information_second_price_is_truthful():
     """Bidding the value is best; bids from which it makes no difference to float32 are ties."""
     agent = make_l2fob(informed("second"), FREE, expectation="point")
+    act = jax.jit(agent.act)
     for value in (0.3, 0.4, 0.5):
-        _, action = jax.jit(agent.act)(agent.init(), value, 0.0)
+        _, action = act(agent.init(), value, 0.0)
         assert abs(float(BIDS[action.index]) - value) <= 0.0101
 
 
@@ -122,7 +131,7 @@ def test_one_context_makes_all_expectations_but_policy_equal():
     agents = [make_l2fob(informed(), CONSTRAINTS, expectation=mode, buffer=8) for mode in ("point", "sample")]
     states = [agent.init() for agent in agents]
     for _ in range(3):
-        results = [agent.act(state, jnp.asarray(0.6), 0.0) for agent, state in zip(agents, states, strict=True)]
+        results = [compiled(agent)[0](state, 0.6, 0.0) for agent, state in zip(agents, states, strict=True)]
         states = [state for state, _ in results]
         assert results[0][1].index == results[1][1].index
     np.testing.assert_allclose(states[0].queues, states[1].queues, rtol=1e-5)
@@ -132,7 +141,7 @@ def test_exploration_takes_the_first_candidate_and_leaves_the_queues():
     agent = make_l2fob(informed(), CONSTRAINTS, expectation="point", explore_rounds=2)
     state, taken = agent.init(), []
     for _ in range(3):
-        state, action = agent.act(state, 0.7, 0.0)
+        state, action = compiled(agent)[0](state, 0.7, 0.0)
         taken.append((int(action.index), float(state.queues.budget)))
     assert taken[:2] == [(0, 0.0)] * 2
     assert taken[2][0] > 0
@@ -143,7 +152,7 @@ REWARD, COST = np.array([0.0, 0.3, 0.5]), np.array([0.0, 0.1, 0.4])
 
 def rounds_of(agent, count: int, chance: float = 0.5, outcome: Outcome = NOTHING) -> tuple[list[int], list]:
     context = jnp.asarray(REWARD, jnp.float32), jnp.asarray(COST, jnp.float32)
-    act, learn = jax.jit(agent.act), jax.jit(agent.learn)
+    act, learn = compiled(agent)
     state, taken, info = agent.init(), [], []
     for _ in range(count):
         state, action = act(state, context, chance)
@@ -190,8 +199,8 @@ def test_optimistic_bounds_try_what_means_do_not():
         agent = budget_dual(untried, budget_rate=0.1, step=0.1, bounds=bounds)
         state = agent.init()
         for _ in range(5):
-            state, action = agent.act(state, 0.6, 0.0)
-            state = agent.learn(state, 0.6, action.index, NOTHING)
+            state, action = compiled(agent)[0](state, 0.6, 0.0)
+            state = compiled(agent)[1](state, 0.6, action.index, NOTHING)
         assert bool(action.index > 0) is bids
 
 
@@ -241,7 +250,15 @@ def test_mirror_draws_the_soft_maximum_and_its_queues_rise_with_violation():
         (lambda: make_l2fob(informed(), FREE._replace(roi=-1.0), expectation="point"), "roi must be finite"),
         (
             lambda: make_l2fob(informed(), FREE, expectation="policy", multipliers=jnp.array([-1.0])),
-            "multipliers must be a list of numbers at least 0",
+            "multipliers must be a list of finite numbers at least 0",
+        ),
+        (
+            lambda: make_l2fob(informed(), FREE, expectation="policy", multipliers=jnp.array([jnp.nan])),
+            "multipliers must be a list of finite numbers",
+        ),
+        (
+            lambda: make_l2fob(informed(), FREE, expectation="policy", multipliers=jnp.zeros(0)),
+            "multipliers must be a list of finite numbers",
         ),
         (lambda: make_l2fob(informed(), FREE, expectation="point", lyapunov="cube"), "potential must be"),
         (lambda: budget_dual(THREE, budget_rate=0.0, step=1.0), "budget_rate must be finite and positive"),

@@ -55,6 +55,15 @@ def test_a_cost_that_is_not_a_number_stops_the_campaign():
     np.testing.assert_allclose(trace.cost.sum(), 0.3, rtol=1e-6)
 
 
+@pytest.mark.parametrize("stop", ["strict", "overshoot"])
+@pytest.mark.parametrize("cost", [np.inf, -np.inf, np.nan])
+def test_a_cost_that_is_not_finite_is_not_booked(stop, cost):
+    outcome = Outcome(jnp.asarray(True), jnp.ones(()), jnp.asarray(cost, jnp.float32), jnp.asarray(jnp.nan))
+    ledger, booked = bidding.settle(bidding.open_ledger(), outcome, 1.0, stop=stop)
+    assert tuple(map(float, ledger)) == (0, 0, 0, 0)
+    assert not booked.won
+
+
 def test_spend_does_not_lose_cents():
     """200,000 times 0.1: a float32 sum is off by 170, the ledger by less than the last bit of its parts."""
 
@@ -243,6 +252,7 @@ def test_policies_earn_more_than_arms_where_single_costs_exceed_the_rate():
             "the log has 3 rounds, 4 were asked for",
         ),
         (lambda: bidding.bid_grid(1), "at least 2 bids"),
+        (lambda: bidding.bid_grid(3, highest=float("inf")), "got 3 up to inf"),
         (lambda: bidding.log_normal(5.0, 4.0), "needs 0 < median < mean"),
         (
             lambda: bidding.bandit(jnp.zeros((3, 2)), jnp.zeros((2, 1)), jnp.zeros(1)),

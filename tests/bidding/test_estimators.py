@@ -21,6 +21,7 @@ from jaxlab.bidding import (
     ridge_estimator,
     second_price,
 )
+from jaxlab.bidding.auctions import check_bids
 
 BIDS = bid_grid(11)
 MAKE = {"first": first_price, "second": second_price}
@@ -141,10 +142,11 @@ def test_binary_feedback_learns_a_monotone_curve():
 def test_isotonic_equals_pool_adjacent_violators():
     regression = pytest.importorskip("sklearn.isotonic", reason="scikit-learn is the peer")
     rng = np.random.default_rng(0)
+    fit = jax.jit(isotonic)
     for _ in range(20):
         values, weights = rng.uniform(size=15).astype(np.float32), rng.integers(1, 9, 15).astype(np.float32)
         expected = regression.isotonic_regression(values.astype(float), sample_weight=weights)
-        np.testing.assert_allclose(isotonic(jnp.asarray(values), jnp.asarray(weights)), expected, atol=2e-6)
+        np.testing.assert_allclose(fit(jnp.asarray(values), jnp.asarray(weights)), expected, atol=2e-6)
     found = isotonic(jnp.array([0.9, 0.5, 0.1]), jnp.array([1.0, 0.0, 1.0]))
     np.testing.assert_allclose(found[jnp.array([0, 2])], [0.5, 0.5], atol=1e-6)
 
@@ -221,7 +223,10 @@ def test_external_predictions_pass_through_with_a_width_by_count():
         (lambda: auction_estimator(jnp.array([])), "at least one entry"),
         (lambda: auction_estimator(jnp.array([0.0, 0.5, 0.2])), "bids must ascend, got 0.2.* after 0.5"),
         (lambda: auction_estimator(jnp.array([-0.1, 0.5])), "at least 0, got .*-0.1"),
-        (lambda: auction_estimator(BIDS, width=-1.0), "width must be at least 0, got -1"),
+        (lambda: auction_estimator(jnp.array([0.0, jnp.inf])), "bids must be finite and at least 0, got inf"),
+        (lambda: auction_estimator(BIDS, width=jnp.inf), "width must be finite and at least 0, got inf"),
+        (lambda: auction_estimator(BIDS, prior=jnp.full(11, jnp.nan)), "must ascend within"),
+        (lambda: auction_estimator(BIDS, width=-1.0), "width must be finite and at least 0, got -1"),
         (lambda: auction_estimator(BIDS, price="second", feedback="binary"), "binary feedback has no meaning"),
         (lambda: auction_estimator(BIDS, window=0), "window must be at least 1, got 0"),
         (lambda: auction_estimator(BIDS, prior_count=3.0), "there is no prior"),
@@ -235,6 +240,13 @@ def test_external_predictions_pass_through_with_a_width_by_count():
 def test_bad_input(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_whole_or_numpy_bids_are_bids():
+    for bids in (np.arange(3), np.arange(3.0)):
+        found = check_bids(bids)
+        assert isinstance(found, jax.Array)
+        assert found.dtype == jnp.float32
 
 
 def test_a_grid_without_zero_is_warned_of():

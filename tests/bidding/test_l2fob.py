@@ -21,7 +21,7 @@ from jaxlab.bidding import (
 
 CANDIDATES = 7
 NUMBERS = arrays.arrays(np.float32, (2, CANDIDATES), elements=st.floats(0, 1, width=32))
-DECIDE = jax.jit(decide)
+DECIDE, VIOLATIONS, LOOK_AHEAD = jax.jit(decide), jax.jit(violations), jax.jit(look_ahead)
 
 
 def hand_case() -> Prediction:
@@ -74,8 +74,8 @@ def test_queues_never_shrink_and_are_those_of_the_candidate(numbers, q_budget, q
     constraints = Settings(budget_rate=0.1, roi=1.5, budget_step=0.6, roi_step=6.0)
     queues = Queues(jnp.asarray(q_budget, jnp.float32), jnp.asarray(q_roi, jnp.float32))
     decision = DECIDE(constraints, queues, Prediction.point(reward, cost))
-    predicted = violations(constraints, reward, cost)
-    ahead = look_ahead(constraints, queues, predicted)
+    predicted = VIOLATIONS(constraints, reward, cost)
+    ahead = LOOK_AHEAD(constraints, queues, predicted)
     for new, old, of_all, step, violation in zip(decision.queues, queues, ahead, (0.6, 6.0), predicted, strict=True):
         assert old <= new <= old + step * violation.max() * (1 + 1e-6) + 1e-6
         np.testing.assert_allclose(new, of_all[decision.index], rtol=1e-6)  # compiled apart: fused products
@@ -89,7 +89,7 @@ def test_large_steps_saturate(twentieths, s_budget, s_roi):
         reward, cost = jnp.asarray(twentieths / 20.0)
         step, rate, roi = 1e5, 0.32, 1.37  # twentieths never hit the constraints exactly
         queues = Queues(jnp.asarray(step * s_budget), jnp.asarray(step * s_roi))
-        decision = decide(Settings(rate, roi, step, step), queues, Prediction.point(reward, cost))
+        decision = DECIDE(Settings(rate, roi, step, step), queues, Prediction.point(reward, cost))
         v_budget, v_roi = np.maximum(cost - rate, 0), np.maximum(roi * cost - reward, 0)
         clean = (v_budget == 0) & (v_roi == 0)
         if clean.any():
@@ -158,7 +158,14 @@ def test_settings_that_make_no_sense(fields, message):
         Settings(**({"budget_rate": 0.1, "roi": 1.0} | fields)).check()
 
 
-@pytest.mark.parametrize("name", ["cubic", "power:0.5", "power:x", "power"])
+@pytest.mark.parametrize(("rewards", "costs"), [(3, 1), (3, 2), (0, 0)])
+def test_candidates_must_match(rewards, costs):
+    prediction = Prediction(jnp.zeros(rewards), jnp.zeros(rewards), jnp.zeros(costs))
+    with pytest.raises(ValueError, match="must each have one entry a candidate"):
+        decide(HAND, empty_queues(), prediction)
+
+
+@pytest.mark.parametrize("name", ["cubic", "power:0.5", "power:x", "power", "power:inf", "power:nan"])
 def test_unknown_potentials(name):
     with pytest.raises(ValueError, match=f"'power:k' with k >= 1, got '{name}'"):
         potential(name)

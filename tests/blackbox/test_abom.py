@@ -22,6 +22,7 @@ from jaxlab.blackbox import (
     reproduce,
     tell,
 )
+from jaxlab.blackbox.settings import checked_box
 
 D, N = 4, 8
 LOWER, UPPER = -10 * jnp.ones(D), jnp.asarray([10.0, 10, 20, 5])
@@ -306,11 +307,23 @@ def test_a_function_without_finite_values_is_an_error_outside_jit_and_inf_inside
         ({"learning_rate": 0.0}, "learning_rate must be positive, got 0.0"),
         ({"coordinate_range": -1.0}, "coordinate_range must be positive, got -1.0"),
         ({"patience": 0}, "patience must be positive, got 0"),
+        ({"learning_rate": np.inf}, "learning_rate must be positive, got inf"),
+        ({"weight_decay": np.nan}, "weight_decay must be at least 0, got nan"),
     ],
 )
 def test_settings_out_of_range_are_named(changes, message) -> None:
     with pytest.raises(ValueError, match=message):
         init(SMALL.replace(**changes), LOWER, UPPER, KEY)
+
+
+@pytest.mark.parametrize("name", ["dropout_on", "mutation_input", "mutation"])
+def test_an_unknown_structure_is_named(name) -> None:
+    wrong = Structure()
+    object.__setattr__(wrong, name, "both")  # past the type checker of the tests, which users do not have
+    with pytest.raises(ValueError, match=f"{name} must be one of .*, got 'both'"):
+        init(SMALL.replace(structure=wrong), LOWER, UPPER, KEY)
+    with pytest.raises(ValueError, match="population_size must be at least 4, got 0"):
+        init(ABOM.jaxlab(400, population_size=0), LOWER, UPPER, KEY)
 
 
 @pytest.mark.parametrize(
@@ -319,11 +332,22 @@ def test_settings_out_of_range_are_named(changes, message) -> None:
         ([0.0, 3.0], [1.0, 3.0], r"side 1 is \[3.0, 3.0\]"),
         ([0.0, -np.inf], [1.0, 3.0], r"side 1 is \[-inf, 3.0\]"),
         ([], [], "the box has no side"),
+        ([0.0], [1.0, 2.0], r"bounds must be two lists of one length, got shapes \(1,\) and \(2,\)"),
+        # What is a box in double precision and none in that of the search.
+        ([0.0, 1.0], [1.0, 1.0 + 1e-12], "lower < upper in float32; side 1 is"),
+        ([-1e300], [1e300], "bounds must be finite with lower < upper in float32; side 0 is"),
+        ([-3e38], [3e38], "side 0 is"),
     ],
 )
 def test_boxes_that_are_none_are_named(lower, upper, message) -> None:
     with pytest.raises(ValueError, match=message):
-        init(SMALL, np.asarray(lower, np.float32), np.asarray(upper, np.float32), KEY)
+        checked_box(np.asarray(lower), np.asarray(upper))
+
+
+def test_a_box_of_whole_numbers_is_searched_in_floating_point() -> None:
+    lower, upper = checked_box(np.asarray([-5, 0]), np.asarray([5, 1]))
+    assert lower.dtype == upper.dtype == jnp.float32
+    assert checked_box(jnp.zeros(2, jnp.bfloat16), jnp.ones(2, jnp.bfloat16))[0].dtype == jnp.bfloat16
 
 
 def test_misuse_is_named() -> None:
@@ -333,6 +357,10 @@ def test_misuse_is_named() -> None:
         tell(SMALL, state, candidates, jnp.zeros(N))
     with pytest.raises(ValueError, match=r"fitness \(8,\), got \(8, 4\) and \(7,\)"):
         tell(SMALL, asked, candidates, jnp.zeros(7))
+    with pytest.raises(ValueError, match=r"one number a point, got shape \(4,\)"):
+        advance(lambda x: x, SMALL, state, generations=1)
+    with pytest.raises(ValueError, match="3 variables and this structure need parameters of shapes"):
+        init(SMALL, LOWER[:3], UPPER[:3], KEY, parameters=state.parameters)
     with pytest.raises(ValueError, match="max_evaluations must pay for two populations of 8, got 15"):
         minimize(sphere, SMALL, LOWER, UPPER, KEY, max_evaluations=15)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxlab import cli
-from jaxlab.verbs.bid import clairvoyant_optimum, replay, stationary_optimum
+from jaxlab.verbs.bid import clairvoyant_optimum, read_log, replay, stationary_optimum
 
 
 def market(rounds: int = 1000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -62,6 +62,24 @@ def test_money_has_no_unit():
     np.testing.assert_allclose(100 * once.optimum, more.optimum, rtol=1e-6)
 
 
+def test_an_absurd_price_changes_nothing():
+    value, price = market(100)
+    price[-1] = 301.0
+    once = replay(value, price, budget=500.0, roi=2.0, expectation="point")
+    price[-1] = 1e12
+    more = replay(value, price, budget=500.0, roi=2.0, expectation="point")
+    assert once.won.sum() > 2
+    np.testing.assert_array_equal(once.bid, more.bid)
+
+
+def test_a_log_of_one_round_without_a_win(tmp_path, capsys):
+    log = write(tmp_path / "log.csv", {"value": np.ones(1), "price": np.full(1, 5.0)})
+    assert cli.main(["bid", "replay", log, "--budget", "1", "--roi", "1", "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[1].split()[0] == "1"
+    assert "0 wins; spent 0 of 1; return 0, target 1 kept" in printed
+
+
 def test_second_price_pays_the_price():
     value, price = market(300)
     found = replay(value, price, budget=1500.0, roi=2.0, auction="second", expectation="point")
@@ -103,6 +121,12 @@ def test_help_tells_the_options(capsys):
         ("value,price\n1\n", [], "line 2: price must be a number at least 0, got None"),
         ("value,price,click\n1,1,2\n", [], "click must be 0 or 1, got 2"),
         ("value,price\n0,1\n", [], "no round of the log has a positive value"),
+        ("value;price\n1;1\n", [], "has no column 'value'; found value;price"),
+        ("value,price\n0,6,0,4\n", [], "line 2: more cells than the 2 columns"),
+        ("value,price,value\n1,1,2\n", [], "has more than one column 'value'"),
+        ("value,price\n1,nan\n", [], "line 2: price must be a number at least 0, got 'nan'"),
+        ("value,price\n" + 200_000 * "1" + ",1\n", [], "is not a CSV file: field larger than field limit"),
+        ("value,price\n1,1\n", ["--out", "pyproject.toml"], "--out must be a folder, pyproject.toml is a file"),
         ("value,price\n1,1\n", ["--budget", "0"], "the budget must be positive, got 0"),
         ("value,price\n1,1\n", ["--roi", "-1"], "roi must be finite and at least 0, got -1"),
         ("value,price\n1,1\n", ["--bids", "1"], "at least 2 bids"),
@@ -119,6 +143,16 @@ def test_bad_input_is_one_line(tmp_path, capsys, text, options, message):
     assert message in error
     assert error.count("\n") == 1
     assert not out.exists()
+
+
+def test_what_spreadsheets_write_is_read(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_bytes(b'\xef\xbb\xbf"value", price,click\r\n"1.5", 2,1\r\n\r\n3,0.5,0\r\n')
+    value, price, click = read_log(path)
+    assert (value.tolist(), price.tolist(), click.tolist()) == ([1.5, 3.0], [2.0, 0.5], [1.0, 0.0])
+    path.write_bytes("value,price\n1,2\n".encode("utf-16"))
+    with pytest.raises(ValueError, match="is not a text file in UTF-8: invalid start byte at byte 0"):
+        read_log(path)
 
 
 def test_missing_file_and_options_are_one_line(tmp_path, capsys):
