@@ -28,8 +28,9 @@ BR-FedBiP  :math:`M \leftarrow M + D(u_k; S) - D(u_{k-1}; S)`, or with   ``page(
 
 The paper's guarantees: with a robust aggregator, three messages a round and :math:`O(1/\epsilon)` rounds lead to a
 point whose error has a part due to the clients' differences, which no algorithm avoids, and a part due to the noise of
-their gradients. BR-FedBiM removes the latter; BR-FedBiP needs :math:`O(\epsilon^{-1.5})` samples. Where clients differ
-much, put nearest-neighbour mixing before the rule: coordinate-wise rules alone can fail.
+their gradients; more honest clients speed it up in proportion. BR-FedBiM removes the noise's part; BR-FedBiP needs
+:math:`O(\epsilon^{-1.5})` samples. Where clients differ much, put nearest-neighbour mixing before the rule:
+coordinate-wise rules alone can fail.
 
 With the mean as aggregator it is FedBi, the same without protection, and with one client SOBA (arXiv 2201.13409).
 :func:`br_fedbi` is an optax transformation from the stacked directions ``[n, ...]`` to the update of the point;
