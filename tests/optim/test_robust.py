@@ -294,7 +294,7 @@ def test_agreement_is_with_the_honest_messages() -> None:
                 {"a": GRADS[0]["a"]},
                 optim.page(N).init({"a": PARAMS["a"]}),
                 previous={"a": jnp.zeros((1, 3))},
-                refresh=1,
+                refresh=True,
             ),
             r"need shape \(8, 3\); \['a'\] has \(1, 3\)",
         ),
