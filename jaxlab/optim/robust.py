@@ -293,11 +293,10 @@ def _zeros_per_worker(params: optax.Params, n_workers: int) -> optax.Updates:
 
 
 def _check_workers(updates: optax.Updates, state: optax.Updates) -> None:
-    if jax.tree.structure(updates) != jax.tree.structure(state):
-        raise ValueError(
-            f"messages must be structured like the parameters of init, {jax.tree.structure(state)}; "
-            f"got {jax.tree.structure(updates)}"
-        )
+    found: Any = jax.tree.structure(updates)
+    expected: Any = jax.tree.structure(state)
+    if found != expected:
+        raise ValueError(f"messages must be structured like the parameters of init, {expected}; got {found}")
     for (key_path, leaf), known in zip(
         jax.tree_util.tree_leaves_with_path(updates), jax.tree.leaves(state), strict=True
     ):
