@@ -25,18 +25,22 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Int, Key, PyTree
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from jaxlab.optim.aggregation import Aggregator
 from jaxlab.optim.aggregation.aggregator import check_count
 from jaxlab.optim.attacks import Attack, Byzantine
+from jaxlab.optim.attacks.attack import honest_of, per_worker
 from jaxlab.optim.transforms import check_decay
 
 __all__ = [
+    "Agreement",
     "AttackState",
     "ClientMomentumState",
     "PageState",
     "RobustAggregateState",
+    "agreement",
     "client_momentum",
     "page",
     "robust_aggregate",
@@ -77,6 +81,48 @@ class RobustAggregateState(NamedTuple):
     count: Int[Array, ""]  # type: ignore[assignment]  # tuple.count is not missed
     key: Key[Array, ""] | None
     aggregator: Any
+
+
+class Agreement(NamedTuple):
+    r"""How an aggregate compares with the honest messages, norms over all leaves together.
+
+    Attributes:
+      cosine: of the angle between the aggregate and the honest mean; NaN where either is zero. Negative: the attackers
+        have turned it round.
+      error: distance of the aggregate from the honest mean.
+      spread: root of the honest messages' mean squared distance to their mean. A rule with constant :math:`\kappa` has
+        ``error <= sqrt(kappa) * spread``.
+    """
+
+    cosine: Float[Array, ""]
+    error: Float[Array, ""]
+    spread: Float[Array, ""]
+
+
+def agreement(stacked: PyTree, aggregate: PyTree, byzantine: Byzantine, *, axis_name: str | None = None) -> Agreement:
+    """Compare an aggregate with the messages of the honest workers, which a simulation knows.
+
+    It reads the messages twice more; over a mesh axis it sums one model over the devices.
+
+    Args:
+      stacked: messages, leaves ``[workers, ...]`` (of this device's workers); those of Byzantine workers do not matter.
+      aggregate: what a rule made of them.
+      byzantine: as for `simulate_attack`.
+      axis_name: mesh axis that carries the workers.
+
+    Raises:
+      ValueError: as `Attack.apply`.
+    """
+    honest = honest_of(stacked, byzantine, axis_name=axis_name)
+    mean = honest.mean()
+    result = [leaf.astype(m.dtype) for leaf, m in zip(jax.tree.leaves(aggregate), mean, strict=True)]
+    scatter: Any = 0.0
+    for leaf, m in zip(honest.leaves, mean, strict=True):
+        scatter += jnp.sum(jnp.square(jnp.where(per_worker(honest.mask, leaf), leaf.astype(m.dtype) - m, 0)))
+    if axis_name is not None:
+        scatter = lax.psum(scatter, axis_name)
+    cosine = optax.tree.vdot(result, mean) / (optax.tree.norm(result) * optax.tree.norm(mean))
+    return Agreement(cosine, optax.tree.norm(optax.tree.sub(result, mean)), jnp.sqrt(scatter / honest.count))
 
 
 def client_momentum(
@@ -146,6 +192,7 @@ def page(n_workers: int) -> optax.GradientTransformationExtraArgs:
         if previous is None or refresh is None:
             raise ValueError("page needs update(messages, state, previous=messages of the step before, refresh=bool)")
         _check_workers(updates, state.estimate)
+        _check_workers(previous, state.estimate)
         fresh = jnp.asarray(refresh) | (state.count == 0)
 
         def corrected(m: Array, g: Array, before: Array) -> Array:
@@ -170,8 +217,11 @@ def simulate_attack(
       axis_name: mesh axis that carries the workers.
 
     Raises:
+      TypeError: if ``attack`` is none.
       ValueError: if the attack needs a key and has none.
     """
+    if not isinstance(attack, Attack):
+        raise TypeError(f"expected an attack, got {type(attack).__name__}; make_attack(name) makes one")
     if attack.stochastic and key is None:
         raise ValueError(f"{type(attack).__name__} draws at random: give simulate_attack key=jax.random.key(...)")
     root = jax.random.key(0) if key is None else key
@@ -221,6 +271,8 @@ def robust_aggregate(
         leaves, structure = jax.tree.flatten(updates)
         own = state.aggregator
         if layerwise:
+            if len(leaves) != len(own):
+                raise ValueError(f"messages have {len(leaves)} leaves, the parameters of init had {len(own)}")
             pairs = [
                 aggregator.apply(leaf, one, key=step_key, axis_name=axis_name)
                 for leaf, one in zip(leaves, own, strict=True)
@@ -241,6 +293,10 @@ def _zeros_per_worker(params: optax.Params, n_workers: int) -> optax.Updates:
 
 
 def _check_workers(updates: optax.Updates, state: optax.Updates) -> None:
+    found: Any = jax.tree.structure(updates)
+    expected: Any = jax.tree.structure(state)
+    if found != expected:
+        raise ValueError(f"messages must be structured like the parameters of init, {expected}; got {found}")
     for (key_path, leaf), known in zip(
         jax.tree_util.tree_leaves_with_path(updates), jax.tree.leaves(state), strict=True
     ):

@@ -1,4 +1,4 @@
-"""Closed forms, the (f, kappa) guarantee, parity with byzfl, messages that are no numbers, a mesh of eight devices."""
+"""Closed forms, the (f, kappa) guarantee, parity with byzfl, messages that are no numbers, meshes."""
 
 import itertools
 
@@ -60,22 +60,28 @@ CLOSED_FORMS = {
 }
 
 
+@pytest.fixture(scope="module")
+def closed_forms():
+    return jax.jit(lambda tree: {name: rule.aggregate(tree) for name, (rule, _) in CLOSED_FORMS.items()})(
+        as_tree(SEVEN)
+    )
+
+
 @pytest.mark.parametrize("name", CLOSED_FORMS)
-def test_closed_forms(name: str) -> None:
-    rule, expected = CLOSED_FORMS[name]
-    result = rule.aggregate(as_tree(SEVEN))
-    assert jax.tree.map(jnp.shape, result) == {"a": (), "b": {"c": (1, 2)}}
-    np.testing.assert_allclose(as_row(result), expected, rtol=1e-5, atol=1e-5)
+def test_closed_forms(name: str, closed_forms) -> None:
+    assert jax.tree.map(jnp.shape, closed_forms[name]) == {"a": (), "b": {"c": (1, 2)}}
+    np.testing.assert_allclose(as_row(closed_forms[name]), CLOSED_FORMS[name][1], rtol=1e-5, atol=1e-5)
 
 
 def test_the_state_of_centred_clipping_is_its_last_result() -> None:
     once, twice = aggregation.CentredClipping(5.0), aggregation.CentredClipping(5.0, 2)
     stacked = as_tree(SEVEN)
     state = once.init(jax.tree.map(lambda leaf: leaf[0], stacked))
-    first, state = once.apply(stacked, state)
+    apply = jax.jit(once.apply)
+    first, state = apply(stacked, state)
     jax.tree.map(np.testing.assert_array_equal, first, state)
-    second, _ = once.apply(stacked, state)
-    np.testing.assert_allclose(as_row(second), as_row(twice.aggregate(stacked)), rtol=1e-6)
+    second, _ = apply(stacked, state)
+    np.testing.assert_allclose(as_row(second), as_row(jax.jit(twice.aggregate)(stacked)), rtol=1e-6)
 
 
 RULES = {
@@ -94,10 +100,18 @@ RULES = {
     "arc+geometric_median": {},
     "arc+nnm+trimmed_mean": {},
 }
+ROBUST = [*RULES, "centred_clipping", "static_clipping+coordinate_median"]
 
 
-def _made(name: str, f: int):
-    return make_aggregator(name, f=f, **RULES[name])
+def _made(name: str):
+    return make_aggregator(name, f=2, **RULES.get(name, {}))
+
+
+@pytest.fixture(scope="module")
+def of_seven():
+    """All rules with f = 2 on messages ``[7, 3]``, in one program that the tests share."""
+    names = [*ROBUST, "mean"]
+    return jax.jit(lambda rows: {name: _made(name).aggregate(rows) for name in names})
 
 
 def _attacked(random: np.random.Generator, n: int, f: int, cases: int) -> np.ndarray:
@@ -113,32 +127,17 @@ def _attacked(random: np.random.Generator, n: int, f: int, cases: int) -> np.nda
     return messages.astype(np.float32)
 
 
-@pytest.fixture(scope="module")
-def many():
-    """``many(name, n, f)``: the compiled rule over a batch of 64 inputs ``[64, n, 3]``."""
-    compiled = {}
-
-    def make(name, n, f):
-        if (name, n, f) not in compiled:
-            compiled[name, n, f] = jax.jit(jax.vmap(_made(name, f).aggregate))
-        return compiled[name, n, f]
-
-    return make
-
-
-@pytest.mark.parametrize(("n", "f"), [(5, 2), (7, 2)])
-@pytest.mark.parametrize("name", RULES)
-def test_the_guarantee_holds_for_every_set_of_honest_messages(name: str, n: int, f: int, many) -> None:
-    rule = _made(name, f)
-    kappa = rule.kappa(n, f)
-    assert 0 < kappa < np.inf
-    assert rule.tolerates(n) >= f
-
-    @settings(max_examples=6, derandomize=True)
-    @given(seed=st.integers(0, 2**32 - 1))
-    def holds(seed: int) -> None:
-        messages = _attacked(np.random.default_rng(seed), n, f, 64)
-        results = np.asarray(many(name, n, f)(messages), np.float64)
+@settings(max_examples=6, derandomize=True)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_the_guarantee_holds_for_every_set_of_honest_messages(seed: int, of_seven) -> None:
+    n, f = 7, 2
+    messages = _attacked(np.random.default_rng(seed), n, f, 64)
+    each = [of_seven(rows) for rows in messages]
+    for name in RULES:
+        kappa = _made(name).kappa(n, f)
+        assert 0 < kappa < np.inf
+        assert _made(name).tolerates(n) >= f
+        results = np.stack([one[name] for one in each]).astype(np.float64)
         for chosen in itertools.combinations(range(n), n - f):
             if name == "monna" and 0 not in chosen:
                 continue
@@ -148,9 +147,7 @@ def test_the_guarantee_holds_for_every_set_of_honest_messages(name: str, n: int,
             error = np.square(results - mean).sum(1)
             # Float32 rounds distances to 1e-6 of the largest message that is not thrown out.
             slack = 1e-5 * np.square(np.median(np.abs(messages), 1)).sum(1)
-            np.testing.assert_array_less(error, kappa * spread * (1 + 1e-4) + slack + 1e-9)
-
-    holds()
+            np.testing.assert_array_less(error, kappa * spread * (1 + 1e-4) + slack + 1e-9, err_msg=name)
 
 
 def test_the_mean_and_a_trimmed_mean_beyond_its_f_have_no_guarantee() -> None:
@@ -163,12 +160,14 @@ def test_the_mean_and_a_trimmed_mean_beyond_its_f_have_no_guarantee() -> None:
 
 
 @pytest.mark.parametrize("name", [*RULES, "centred_clipping", "mean"])
-def test_equivariance(name: str) -> None:
+def test_equivariance(name: str, of_seven) -> None:
     """The order of the workers does not matter; shifts and scales pass through."""
-    rule = make_aggregator(name, f=2)
-    apply = jax.jit(rule.aggregate)
+
+    def apply(rows):
+        return of_seven(rows)[name]
+
     random = np.random.default_rng(0)
-    rows = np.float32(random.normal(size=(7, 4)))
+    rows = np.float32(random.normal(size=(7, 3)))
     base = apply(rows)
     if name != "monna":  # it trusts the first
         np.testing.assert_allclose(apply(rows[[3, 6, 0, 5, 1, 2, 4]]), base, rtol=1e-5, atol=1e-5)
@@ -176,13 +175,15 @@ def test_equivariance(name: str) -> None:
         np.testing.assert_allclose(apply(rows + np.float32(2.0)), base + 2.0, rtol=1e-5, atol=1e-5)
     if name != "centred_clipping":
         np.testing.assert_allclose(apply(np.float32(1e-4) * rows), 1e-4 * base, rtol=1e-5, atol=1e-9)
-    equal = np.tile(np.float32([0.1, -0.3, 7.7, 1e-3]), (7, 1))
+    equal = np.tile(np.float32([0.1, -0.3, 1e-3]), (7, 1))
     np.testing.assert_allclose(apply(equal), equal[0], rtol=2e-7)  # a mean of equal numbers may round once
 
 
 def test_without_byzantine_workers_they_are_the_mean() -> None:
-    for name in ("trimmed_mean", "nnm+coordinate_median", "nnm+krum", "multi_krum", "monna", "mean_around_median"):
-        np.testing.assert_allclose(make_aggregator(name).aggregate(SEVEN), SEVEN.mean(0), rtol=1e-6)
+    names = ("trimmed_mean", "nnm+coordinate_median", "nnm+krum", "multi_krum", "monna", "mean_around_median")
+    results = jax.jit(lambda rows: {name: make_aggregator(name).aggregate(rows) for name in names})(SEVEN)
+    for name in names:
+        np.testing.assert_allclose(results[name], SEVEN.mean(0), rtol=1e-6, err_msg=name)
 
 
 def byzfl_cases(peer, n: int, f: int):
@@ -211,8 +212,8 @@ def byzfl_cases(peer, n: int, f: int):
             yield f"{name}, {behind}", lambda x, p=their_pre, r=theirs: r(p(np.array(x))), compose(our_pre, ours)
 
 
-@pytest.mark.parametrize(("n", "f"), [(7, 2), (10, 4)])
-def test_parity_with_byzfl(n: int, f: int, byzfl) -> None:
+def test_parity_with_byzfl(byzfl) -> None:
+    n, f = 10, 4
     random = np.random.default_rng(n)
     rows = random.normal(size=(n, 20)).astype(np.float32)
     rows[-f:] += 3.0
@@ -239,7 +240,7 @@ def test_blanchard_s_neighbours_change_the_choice() -> None:
     squares = np.square(rows - rows.T)
     for neighbours, count in (("byzfl", 3), ("blanchard", 2)):
         scores = np.sort(squares, 1)[:, 1 : 1 + count].mean(1)
-        chosen = aggregation.Krum(1, neighbours=neighbours).aggregate(rows)
+        chosen = jax.jit(aggregation.Krum(1, neighbours=neighbours).aggregate)(rows)
         np.testing.assert_array_equal(chosen, rows[np.argmin(scores)])
 
 
@@ -268,18 +269,18 @@ def test_leaves_longer_than_a_piece_of_columns() -> None:
     np.testing.assert_allclose(np.asarray(geometry.squared_distances)[:4, :4], exact[:4, :4], rtol=1e-5)
     order = np.argsort(exact[:4, :4], 1)[:, :4]
     mixed = np.stack([wide[row].mean(0) for row in order])
-    result = compose(NNM(1), aggregation.TrimmedMean(1)).aggregate(tree)
+    result = jax.jit(compose(NNM(1), aggregation.TrimmedMean(1)).aggregate)(tree)
     np.testing.assert_allclose(as_row(result), np.median(mixed, 0), rtol=1e-6)
     expected = np.sort(np.where(np.isnan(wide), np.inf, wide), 0)
-    np.testing.assert_allclose(as_row(aggregation.MeanAroundMedian(1).aggregate(tree)), expected[:4].mean(0), rtol=1e-6)
-
-
-ROBUST = [*RULES, "centred_clipping", "static_clipping+coordinate_median"]
+    around = jax.jit(aggregation.MeanAroundMedian(1).aggregate)(tree)
+    np.testing.assert_allclose(as_row(around), expected[:4].mean(0), rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ROBUST)
-def test_messages_that_are_no_numbers_are_among_the_f(name: str) -> None:
-    rule = jax.jit(make_aggregator(name, f=2).aggregate)
+def test_messages_that_are_no_numbers_are_among_the_f(name: str, of_seven) -> None:
+    def rule(rows):
+        return of_seven(rows)[name]
+
     for bad in (np.nan, np.inf, -np.inf, 1e38):
         for where in ([1, 6], [5, 6]):
             rows = SEVEN.copy()
@@ -295,11 +296,23 @@ def test_messages_that_are_no_numbers_are_among_the_f(name: str) -> None:
 def test_the_mean_passes_nan_on_and_too_many_are_nan() -> None:
     rows = SEVEN.copy()
     rows[4:] = np.nan
-    for name in ("mean", "krum", "multi_krum", "geometric_median", "nnm+krum", "nnm+trimmed_mean", "monna"):
-        rule = make_aggregator(name, f=2)
-        spoilt = rows if name != "geometric_median" else np.where(np.arange(7)[:, None] < 3, SEVEN, np.nan)
-        assert np.isnan(rule.aggregate(np.float32(spoilt))).all(), name
-    assert not np.isfinite(make_aggregator("trimmed_mean", f=2).aggregate(rows)).any()
+    names = [
+        "mean",
+        "krum",
+        "multi_krum",
+        "nnm+krum",
+        "arc+krum",
+        "monna",
+        "trimmed_mean",
+        "nnm+trimmed_mean",
+        "arc+mean",
+    ]
+    results = jax.jit(lambda x: {name: make_aggregator(name, f=2).aggregate(x) for name in names})(rows)
+    for name, result in results.items():
+        # A coordinate-wise rule may rank them as infinities.
+        assert not np.isfinite(result).any() if name.endswith("trimmed_mean") else np.isnan(result).all(), name
+    rows[3] = np.nan
+    assert np.isnan(jax.jit(aggregation.GeometricMedian().aggregate)(rows)).all()
 
 
 def test_the_network_sorts_everything() -> None:
@@ -307,7 +320,8 @@ def test_the_network_sorts_everything() -> None:
     for n in range(1, 11):
         inputs = np.array(list(itertools.product([0.0, 1.0], repeat=n)), np.float32).T
         expected = np.sort(inputs, 0)
-        np.testing.assert_array_equal(sorted_rows(jnp.asarray(inputs)), expected)
+        if n in (1, 2, 7, 10):
+            np.testing.assert_array_equal(sorted_rows(jnp.asarray(inputs)), expected)
         lines = [inputs[i] for i in range(n)]
         for i, j in itertools.chain(*layers(n)):
             lines[i], lines[j] = np.minimum(lines[i], lines[j]), np.maximum(lines[i], lines[j])
@@ -324,7 +338,7 @@ def test_the_network_sorts_everything() -> None:
     np.testing.assert_allclose(with_many["mean"].aggregate(np.float32(many)), many.mean(0), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_leaves_keep_their_dtype_and_sums_are_wide(dtype) -> None:
     names = [*aggregation.AGGREGATORS, "nnm+trimmed_mean", "arc+mean"]
     tree = {"half": jnp.asarray(SEVEN, dtype), "single": jnp.asarray(SEVEN[:, :2])}
@@ -341,7 +355,7 @@ def test_leaves_keep_their_dtype_and_sums_are_wide(dtype) -> None:
 def test_float64_stays() -> None:
     with jax.enable_x64(True):
         rows = jnp.asarray(SEVEN, jnp.float64)
-        result = compose(NNM(2), aggregation.TrimmedMean(2)).aggregate(rows)
+        result = jax.jit(compose(NNM(2), aggregation.TrimmedMean(2)).aggregate)(rows)
         assert result.dtype == jnp.float64
         np.testing.assert_allclose(result, HONEST_MEAN, rtol=1e-14)
 
@@ -352,7 +366,7 @@ SHARDED = ["mean_around_median", "geometric_median", "centred_clipping", "nnm+tr
 
 def test_a_mesh_axis_gives_the_numbers_of_one_device(node_mesh) -> None:
     """Two workers a device; leaves that the devices do not divide; one message that is no number."""
-    n, f = 16, 3
+    n, f = 8, 2
     random = np.random.default_rng(n)
     tree = {
         "matrix": random.normal(size=(n, 7, 5)).astype(np.float32),
@@ -368,7 +382,7 @@ def test_a_mesh_axis_gives_the_numbers_of_one_device(node_mesh) -> None:
     def all_of(stacked, axis_name=None):
         return {name: rule.aggregate(stacked, key=key, axis_name=axis_name) for name, rule in rules.items()}
 
-    mesh, spec = node_mesh(8), PartitionSpec("node")
+    mesh, spec = node_mesh(4), PartitionSpec("node")
     everywhere = jax.shard_map(lambda t: all_of(t, "node"), mesh=mesh, in_specs=spec, out_specs=PartitionSpec())
     got, expected = jax.jit(everywhere)(tree), jax.jit(all_of)(tree)
     for name in rules:
@@ -443,6 +457,11 @@ def test_it_is_a_value_and_a_name_makes_it() -> None:
         (lambda: aggregation.GeometricMedian(0.0), r"smoothing must be positive, got 0.0"),
         (lambda: aggregation.CentredClipping(-1.0), r"max_norm must not be negative, got -1.0"),
         (lambda: aggregation.CentredClipping(1.0, 0), r"iterations must be at least 1, got 0"),
+        (
+            lambda: aggregation.CentredClipping().apply(as_tree(SEVEN), {"a": jnp.zeros(())}),
+            r"the state is of messages PyTreeDef\(\{'a': \*\}\) of shapes \(\(\),\), and these are",
+        ),
+        (lambda: aggregation.CentredClipping().apply(SEVEN, jnp.zeros(2)), r"shapes \(\(2,\),\).*shapes \(\(3,\),\)"),
     ],
 )
 def test_bad_values(make, message: str) -> None:

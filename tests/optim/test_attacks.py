@@ -1,4 +1,4 @@
-"""Closed forms of attacks, parity with byzfl, one program for all of them, a mesh of eight devices."""
+"""Closed forms of attacks, parity with byzfl, one program for all of them, a mesh of four devices."""
 
 import functools
 
@@ -128,6 +128,9 @@ def test_gaussian_messages() -> None:
     relative = np.asarray(attacks.Gaussian(0.0, 1.0, relative=True).apply(rows, 40, key=KEY)[60:])
     plain = np.asarray(attacks.Gaussian(0.0, 1.0).apply(rows, 40, key=KEY)[60:])
     np.testing.assert_allclose(relative, 2.0 * 500**0.5 * plain, rtol=1e-5)
+    # However a message is cut into leaves, its numbers are other ones.
+    cut = attacks.Gaussian(0.0, 1.0).apply({"a": rows[:, :200].reshape(100, 10, 20), "b": rows[:, 200:]}, 40, key=KEY)
+    np.testing.assert_array_equal(np.concatenate([cut["a"].reshape(100, 200), cut["b"]], 1)[60:], plain)
 
 
 def test_a_mask_may_name_any_workers_and_be_traced() -> None:
@@ -169,14 +172,14 @@ def test_any_tree_and_its_dtypes(dtype) -> None:
 
 def test_a_mesh_axis_gives_the_numbers_of_one_device(node_mesh) -> None:
     random = np.random.default_rng(0)
-    tree = {"m": random.normal(size=(16, 3, 5)).astype(np.float32), "s": random.normal(size=16).astype(np.float32)}
+    tree = {"m": random.normal(size=(8, 3, 5)).astype(np.float32), "s": random.normal(size=8).astype(np.float32)}
     everything = {name: make() for name, make in attacks.ATTACKS.items()}
     everything["optimal"] = attacks.OptimalScale(attacks.ALittleIsEnough(), aggregation.TrimmedMean(3), evaluations=5)
 
     def all_of(stacked, axis_name=None):
         return {name: attack.apply(stacked, 3, key=KEY, axis_name=axis_name) for name, attack in everything.items()}
 
-    mesh, spec = node_mesh(8), PartitionSpec("node")
+    mesh, spec = node_mesh(4), PartitionSpec("node")
     got = jax.jit(jax.shard_map(lambda t: all_of(t, "node"), mesh=mesh, in_specs=spec, out_specs=spec))(tree)
     expected = jax.jit(all_of)(tree)
     for name in everything:
@@ -203,6 +206,8 @@ def test_flipped_labels() -> None:
         (lambda: attacks.ALittleIsEnough().apply(SEVEN, 6), r"at least 2 honest workers, got 1"),
         (lambda: attacks.SignFlip().apply(SEVEN, np.array([True])), r"mask of Byzantine workers needs shape \(7,\)"),
         (lambda: attacks.SignFlip().apply({}, 1), r"no leaves"),
+        (lambda: attacks.Mimic(7).apply(SEVEN, 2), r"target must be the index of one of n=7 workers, got 7"),
+        (lambda: attacks.Mimic(-1).apply(SEVEN, 2), r"target must be the index of one of n=7 workers, got -1"),
         (lambda: attacks.SignFlip().apply({"a": SEVEN, "b": SEVEN[:3]}, 1), r"\['b'\] has shape \(3, 3\)"),
         (lambda: attacks.Gaussian().apply(SEVEN, 2), r"Gaussian draws at random: call it with key="),
         (lambda: attacks.make_attack("alien"), r"unknown attack 'alien'; the attacks are none, sign_flip"),
@@ -225,6 +230,8 @@ def test_bad_values(make, message: str) -> None:
 def test_bad_types(types_unchecked) -> None:
     with pytest.raises(TypeError, match="number or a mask of bools"):
         attacks.SignFlip().apply(SEVEN, np.arange(7))
+    with pytest.raises(TypeError, match="number or a mask of bools"):
+        attacks.SignFlip().apply(SEVEN, [False] * 5 + [True] * 2)
     with pytest.raises(TypeError, match=r"only real floating leaves.*dtype int"):
         attacks.SignFlip().apply(np.ones((7, 2), np.int32), 2)
     with pytest.raises(TypeError, match="only an attack with a scale can be searched, got BitFlip"):

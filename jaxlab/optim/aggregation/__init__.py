@@ -34,7 +34,8 @@ is a good default.
 A message with a NaN or an infinity counts as one of the f: coordinate-wise rules rank it as an extreme value, rules
 that use distances see it infinitely far away (so, too, one whose squared norm overflows), clipping replaces it by zero,
 nearest-neighbour mixing by the middle message. :class:`Mean` passes it on. With more of them than a rule tolerates the
-result is NaN or infinite.
+result is NaN or infinite. Distances are squared in float32 (float64 for such messages): lengths from about 1e19 on
+count as infinite, and points closer than about 1e-19 as one. Scale messages of such sizes first.
 
 Deviations:
   1. Distances come from a Gram matrix about one of the messages in the middle, recomputed only where it is needed, and

@@ -31,7 +31,7 @@ class CentredClipping(GeometricAggregator):
       iterations: how often the centre moves in one aggregation.
 
     Raises:
-      ValueError: if ``max_norm`` is negative or ``iterations`` is below 1.
+      ValueError: if ``max_norm`` is negative or ``iterations`` is below 1; in `apply` for a state of other messages.
     """
 
     max_norm: float = 100.0
@@ -67,6 +67,12 @@ class CentredClipping(GeometricAggregator):
         return lax.fori_loop(0, self.iterations, move, start)
 
     def _centre(self, layout, state):
+        known = jax.tree.structure(state), tuple(map(jnp.shape, jax.tree.leaves(state)))
+        if known != (layout.structure, layout.shapes):
+            raise ValueError(
+                f"the state is of messages {known[0]} of shapes {known[1]}, and these are {layout.structure} of shapes "
+                f"{layout.shapes}"
+            )
         return server_blocks(layout, state)
 
     def _next_state(self, layout, blocks, state):

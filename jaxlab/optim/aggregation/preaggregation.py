@@ -124,7 +124,7 @@ class AdaptiveClipping(PreAggregator):
     r"""The :math:`k = \lfloor 2 f (n - f) / n \rfloor` longest messages are scaled to the length of the next (ARC).
 
     A rule with constant :math:`\kappa` behind it has :math:`\kappa + 2 f / (n - 2f)` (Allouah et al. 2024, arXiv
-    2405.14432, theorem 3.2). A message that is not finite becomes zero.
+    2405.14432, theorem 3.2). A message that is not finite becomes zero; with more than ``f`` of them none is left.
 
     Raises:
       ValueError, TypeError: if ``f`` is not an integer of at least 0.
@@ -150,7 +150,8 @@ class AdaptiveClipping(PreAggregator):
         n = len(geometry.finite)
         clipped = (2 * self.f * (n - self.f)) // n
         limit = jnp.sort(geometry.squared_norms)[n - clipped - 1]
-        return _clipped(geometry, jnp.sqrt(limit))
+        weights, _ = _clipped(geometry, jnp.sqrt(limit))
+        return weights, jnp.broadcast_to(geometry.finite.sum() >= n - self.f, (n,))
 
 
 def _clipped(geometry: Geometry, limit: Array) -> Mix:

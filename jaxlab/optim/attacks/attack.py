@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Int, Key, PyTree
 from jaxlab.optim.aggregation.geometry import wide_dtype
 from jaxlab.optim.aggregation.layout import layout_of
 
-__all__ = ["Attack", "Byzantine", "Honest", "ScaledAttack", "byzantine_mask", "flip_labels", "per_worker"]
+__all__ = ["Attack", "Byzantine", "Honest", "ScaledAttack", "byzantine_mask", "flip_labels", "honest_of", "per_worker"]
 
 Byzantine = int | np.ndarray | Bool[Array, " n"]
 
@@ -88,25 +88,17 @@ class Attack(abc.ABC):
             stochastic attack gets no key.
           TypeError: if a leaf is not real and floating.
         """
-        layout = layout_of(stacked, axis_name)
-        mask = byzantine_mask(byzantine, layout.n_workers)
+        honest = honest_of(stacked, byzantine, axis_name=axis_name)
         if isinstance(byzantine, int | np.integer | np.ndarray):
-            self._check_honest(layout.n_workers - int(np.sum(np.asarray(mask))))
+            self._check_honest(honest.n_workers - int(np.sum(byzantine_mask(byzantine, honest.n_workers))))
         if self.stochastic and key is None:
             raise ValueError(f"{type(self).__name__} draws at random: call it with key=jax.random.key(...)")
-        leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(stacked)]
-        local, workers = jnp.asarray(mask), jnp.arange(layout.n_workers)
-        if axis_name is not None:
-            first = lax.axis_index(axis_name) * len(leaves[0])
-            local, workers = (lax.dynamic_slice_in_dim(x, first, len(leaves[0])) for x in (local, workers))
-        count = jnp.sum(~jnp.asarray(mask))
-        honest = Honest(leaves, ~local, workers, count, layout.n_workers, axis_name)
         crafted = self._craft(honest, key)
         written = [
-            jnp.where(per_worker(local, leaf), message.astype(leaf.dtype), leaf)
-            for leaf, message in zip(leaves, crafted, strict=True)
+            jnp.where(per_worker(honest.mask, leaf), leaf, message.astype(leaf.dtype))
+            for leaf, message in zip(honest.leaves, crafted, strict=True)
         ]
-        return jax.tree.unflatten(layout.structure, written)
+        return jax.tree.unflatten(jax.tree.structure(stacked), written)
 
     def _check_honest(self, count: int) -> None:
         if count < 1:
@@ -133,6 +125,18 @@ class ScaledAttack(Attack):
     def _scale(self, honest: Honest) -> Any: ...
 
 
+def honest_of(stacked: PyTree, byzantine: Byzantine, *, axis_name: str | None = None) -> Honest:
+    """What attackers know of stacked messages; arguments and errors as of `Attack.apply`."""
+    layout = layout_of(stacked, axis_name)
+    mask = jnp.asarray(byzantine_mask(byzantine, layout.n_workers))
+    leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(stacked)]
+    local, workers = mask, jnp.arange(layout.n_workers)
+    if axis_name is not None:
+        first = lax.axis_index(axis_name) * len(leaves[0])
+        local, workers = (lax.dynamic_slice_in_dim(x, first, len(leaves[0])) for x in (local, workers))
+    return Honest(leaves, ~local, workers, jnp.sum(~mask), layout.n_workers, axis_name)
+
+
 def byzantine_mask(byzantine: Byzantine, n: int) -> np.ndarray | Bool[Array, " n"]:
     """``[n]``, True for Byzantine workers, of such a mask or of how many (the last ones) there are.
 
@@ -144,7 +148,7 @@ def byzantine_mask(byzantine: Byzantine, n: int) -> np.ndarray | Bool[Array, " n
         if not 0 <= byzantine <= n:
             raise ValueError(f"there can be 0 to {n} Byzantine workers of n={n}, got {byzantine}")
         return np.arange(n) >= n - byzantine
-    if jnp.result_type(byzantine) != jnp.bool_:
+    if getattr(byzantine, "dtype", None) != jnp.bool_:
         raise TypeError(f"Byzantine workers are given by their number or a mask of bools, got {byzantine!r}")
     if jnp.shape(byzantine) != (n,):
         raise ValueError(f"a mask of Byzantine workers needs shape ({n},), got {jnp.shape(byzantine)}")

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.stats import norm
 from jaxtyping import Array
 
@@ -101,13 +102,18 @@ class Mimic(Attack):
     """All Byzantine workers repeat one honest worker, whose data then count for more than their share.
 
     Attributes:
-      target: index of that worker; may be traced.
+      target: index of that worker; may be traced, and out of range is then a message of zeros.
+
+    Raises:
+      ValueError: in `apply`, if there is no such worker.
     """
 
     target: Any = 0
 
     def _craft(self, honest, key):
         del key
+        if isinstance(self.target, int | np.integer) and not 0 <= self.target < honest.n_workers:
+            raise ValueError(f"target must be the index of one of n={honest.n_workers} workers, got {self.target}")
         return honest.row(self.target)
 
 
@@ -132,16 +138,16 @@ class Gaussian(Attack):
         unit: Any = 1.0
         if self.relative:
             unit = jnp.sqrt(sum(jnp.sum(jnp.square(m)) for m in honest.mean()))
-        keys = jax.random.split(key, len(honest.leaves))
+        sizes = [int(np.prod(leaf.shape[1:], dtype=int)) for leaf in honest.leaves]
 
-        def draw(leaf: Array, leaf_key: Array) -> Array:
-            # Keys are folded with the worker, so that it draws the same numbers on any number of devices.
-            def one(worker: Array) -> Array:
-                return jax.random.normal(jax.random.fold_in(leaf_key, worker), leaf.shape[1:], wide_dtype([leaf]))
+        # Keys are folded with the worker, so that it draws the same numbers on any number of devices; one draw for all
+        # leaves, because the program of each would be compiled by itself.
+        def one(worker: Array) -> Array:
+            return jax.random.normal(jax.random.fold_in(key, worker), (sum(sizes),), wide_dtype(honest.leaves))
 
-            return unit * (self.mean + self.deviation * jax.vmap(one)(honest.workers))
-
-        return [draw(leaf, leaf_key) for leaf, leaf_key in zip(honest.leaves, keys, strict=True)]
+        drawn = unit * (self.mean + self.deviation * jax.vmap(one)(honest.workers))
+        parts = jnp.split(drawn, np.cumsum(sizes)[:-1], axis=1)
+        return [part.reshape(leaf.shape) for part, leaf in zip(parts, honest.leaves, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,6 +27,7 @@ from jax import lax
 from jaxtyping import Array, Key, PyTree
 
 from jaxlab.optim.aggregation import Aggregator
+from jaxlab.optim.attacks import Byzantine
 from jaxlab.optim.bilevel.br_fedbi import BRFedBiState, project_auxiliary, robust_descents
 from jaxlab.optim.bilevel.hypergradient import (
     BilevelPoint,
@@ -60,6 +61,7 @@ def bilantine(
     server: BilevelPoint | None = None,
     radius: Scalar = 10.0,
     attack: optax.GradientTransformation | None = None,
+    byzantine: Byzantine | None = None,
     key: Key[Array, ""] | None = None,
     axis_name: str | None = None,
 ) -> BilevelStepper:
@@ -69,7 +71,7 @@ def bilantine(
       problem: losses of one client.
       lower_steps: :math:`K_y`.
       auxiliary_steps: :math:`K_z`.
-      aggregator, learning_rate, ratios, server, radius, attack, key, axis_name: as in `br_fedbi`.
+      aggregator, learning_rate, ratios, server, radius, attack, byzantine, key, axis_name: as in `br_fedbi`.
 
     Returns:
       ``init(point)`` and ``step(key, state, batches) -> (state, info)``, whose batches have leaves
@@ -81,7 +83,14 @@ def bilantine(
         empty, do not fit each other or hold another number of sub-steps.
     """
     descents = robust_descents(
-        aggregator, learning_rate, ratios=ratios, server=server, attack=attack, key=key, axis_name=axis_name
+        aggregator,
+        learning_rate,
+        ratios=ratios,
+        server=server,
+        attack=attack,
+        byzantine=byzantine,
+        key=key,
+        axis_name=axis_name,
     )
     for name, value in (("radius", radius), ("lower_steps", lower_steps), ("auxiliary_steps", auxiliary_steps)):
         check_positive(name, value)
@@ -90,7 +99,8 @@ def bilantine(
     def init(point: BilevelPoint) -> BilevelState:
         zero = jnp.zeros([], jnp.int32)
         variables = BilevelPoint(*(one.init(tree) for one, tree in zip(descents, point, strict=True)))
-        state = BRFedBiState(zero, optax.EmptyState(), variables, jnp.zeros([], bool), jnp.zeros([], jnp.int32))
+        drift = jnp.zeros_like(variables.upper.norm)
+        state = BRFedBiState(zero, optax.EmptyState(), variables, jnp.zeros([], bool), zero, drift)
         return BilevelState(point, state, optax.EmptyState())
 
     def step(
@@ -135,6 +145,7 @@ def bilantine(
             BilevelPoint(of_upper, of_lower, of_auxiliary),
             outside,
             state.optimizer.boundary_rounds + outside,
+            state.optimizer.drift,
         )
         # D_y is one gradient, D_z and D_x a gradient of F and a product each.
         gradients = lower_steps + 2 * auxiliary_steps + 2

@@ -28,8 +28,9 @@ BR-FedBiP  :math:`M \leftarrow M + D(u_k; S) - D(u_{k-1}; S)`, or with   ``page(
 
 The paper's guarantees: with a robust aggregator, three messages a round and :math:`O(1/\epsilon)` rounds lead to a
 point whose error has a part due to the clients' differences, which no algorithm avoids, and a part due to the noise of
-their gradients. BR-FedBiM removes the latter; BR-FedBiP needs :math:`O(\epsilon^{-1.5})` samples. Where clients differ
-much, put nearest-neighbour mixing before the rule: coordinate-wise rules alone can fail.
+their gradients; more honest clients speed it up in proportion. BR-FedBiM removes the noise's part; BR-FedBiP needs
+:math:`O(\epsilon^{-1.5})` samples. Where clients differ much, put nearest-neighbour mixing before the rule:
+coordinate-wise rules alone can fail.
 
 With the mean as aggregator it is FedBi, the same without protection, and with one client SOBA (arXiv 2201.13409).
 :func:`br_fedbi` is an optax transformation from the stacked directions ``[n, ...]`` to the update of the point;
@@ -70,11 +71,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from jaxlab.optim.aggregation import Aggregator
+from jaxlab.optim.attacks import Byzantine
 from jaxlab.optim.bilevel.hypergradient import BilevelPoint
-from jaxlab.optim.robust import robust_aggregate
+from jaxlab.optim.robust import Agreement, agreement, robust_aggregate
 from jaxlab.optim.transforms import Scalar, ScalarOrSchedule, check_positive
 
 __all__ = ["BRFedBiState", "RobustDescentState", "br_fedbi", "project_auxiliary", "robust_descents"]
@@ -86,16 +89,18 @@ class RobustDescentState(NamedTuple):
     Attributes:
       attack, aggregate, server: of the attack, the aggregation and the server's optimiser.
       norm: Euclidean norm of the last aggregate.
+      agreement: of the last aggregate with the honest messages, where those are known (``byzantine``); else None.
     """
 
     attack: Any
     aggregate: Any
     server: Any
     norm: Float[Array, ""]
+    agreement: Agreement | None
 
 
 class BRFedBiState(NamedTuple):
-    """State of :func:`br_fedbi`.
+    r"""State of :func:`br_fedbi`.
 
     Attributes:
       count: rounds so far.
@@ -103,6 +108,8 @@ class BRFedBiState(NamedTuple):
       variables: a :class:`RobustDescentState` for each.
       on_boundary: whether the last round's z was projected.
       boundary_rounds: rounds whose z was projected.
+      drift: root mean square over the clients of :math:`\lVert M - D \rVert`, all three variables together: how far
+        what they sent last is from their directions.
     """
 
     count: Int[Array, ""]  # type: ignore[assignment]  # tuple.count is not missed
@@ -110,6 +117,7 @@ class BRFedBiState(NamedTuple):
     variables: BilevelPoint
     on_boundary: Bool[Array, ""]
     boundary_rounds: Int[Array, ""]
+    drift: Float[Array, ""]
 
 
 def br_fedbi(
@@ -121,6 +129,7 @@ def br_fedbi(
     server: BilevelPoint | None = None,
     radius: Scalar = 10.0,
     attack: optax.GradientTransformation | None = None,
+    byzantine: Byzantine | None = None,
     key: Key[Array, ""] | None = None,
     axis_name: str | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -138,7 +147,10 @@ def br_fedbi(
       server: optimisers without step size (``optax.scale_by_adam()``, ``optax.trace(0.9)``, ...), one a variable, that
         the aggregates go through; None for plain steps.
       radius: R of the ball that z stays in.
-      attack: stacked to stacked, overwrites the messages of Byzantine clients in a simulation; each variable by itself.
+      attack: stacked to stacked, overwrites the messages of Byzantine clients in a simulation; each variable by itself,
+        with random numbers of its own.
+      byzantine: who they are, as for `simulate_attack`: the state then holds the aggregates' `Agreement` with the
+        honest messages, at the price of two more passes over those.
       key: for a stochastic aggregator.
       axis_name: mesh axis that carries the clients, inside `shard_bilevel_step`.
 
@@ -148,7 +160,14 @@ def br_fedbi(
         ``update`` for messages of more clients or fewer than the aggregator can work with.
     """
     descents = robust_descents(
-        aggregator, learning_rate, ratios=ratios, server=server, attack=attack, key=key, axis_name=axis_name
+        aggregator,
+        learning_rate,
+        ratios=ratios,
+        server=server,
+        attack=attack,
+        byzantine=byzantine,
+        key=key,
+        axis_name=axis_name,
     )
     check_positive("radius", radius)
     estimate = optax.with_extra_args_support(estimator or optax.identity())
@@ -156,13 +175,19 @@ def br_fedbi(
     def init(point: BilevelPoint) -> BRFedBiState:
         variables = BilevelPoint(*(one.init(tree) for one, tree in zip(descents, point, strict=True)))
         return BRFedBiState(
-            jnp.zeros([], jnp.int32), estimate.init(point), variables, jnp.zeros([], bool), jnp.zeros([], jnp.int32)
+            jnp.zeros([], jnp.int32),
+            estimate.init(point),
+            variables,
+            jnp.zeros([], bool),
+            jnp.zeros([], jnp.int32),
+            jnp.zeros_like(_norm(point)),
         )
 
     def update(updates, state, params=None, **extra_args):
         if params is None:
             raise ValueError("br_fedbi projects z: call update(directions, state, point) with the point")
         messages, estimator_state = estimate.update(updates, state.estimator, params, **extra_args)
+        drift = state.drift if estimator is None else _drift(messages, updates, axis_name)
         done = [
             one.update(tree, own, variable, **extra_args)
             for one, tree, own, variable in zip(descents, messages, state.variables, params, strict=True)
@@ -175,6 +200,7 @@ def br_fedbi(
             BilevelPoint(*(own for _, own in done)),
             on_boundary,
             state.boundary_rounds + on_boundary,
+            drift.astype(state.drift.dtype),
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -187,6 +213,7 @@ def robust_descents(
     ratios: tuple[Scalar, Scalar],
     server: BilevelPoint | None = None,
     attack: optax.GradientTransformation | None = None,
+    byzantine: Byzantine | None = None,
     key: Key[Array, ""] | None = None,
     axis_name: str | None = None,
 ) -> BilevelPoint:
@@ -200,7 +227,8 @@ def robust_descents(
         own = None if key is None else jax.random.fold_in(key, index)
         rule = robust_aggregate(aggregator, axis_name=axis_name, key=own)
         rate = _scaled(learning_rate, ratio)
-        made.append(_robust_descent(attack, rule, optax.chain(scale, optax.scale_by_learning_rate(rate))))
+        descend = optax.chain(scale, optax.scale_by_learning_rate(rate))
+        made.append(_robust_descent(index, attack, rule, descend, byzantine, axis_name))
     return BilevelPoint(*made)
 
 
@@ -218,21 +246,32 @@ def project_auxiliary(move: PyTree, auxiliary: PyTree, radius: Scalar) -> tuple[
 
 
 def _robust_descent(
+    index: int,
     attack: optax.GradientTransformation | None,
     rule: optax.GradientTransformation,
     server: optax.GradientTransformation,
+    byzantine: Byzantine | None,
+    axis_name: str | None,
 ) -> optax.GradientTransformationExtraArgs:
     strike, aggregate, descend = map(optax.with_extra_args_support, (attack or optax.identity(), rule, server))
 
+    def own_draws(leaf: Any) -> Any:
+        # One attack strikes all three variables: with one key they would receive the same random numbers.
+        is_key = jax.dtypes.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
+        return jax.random.fold_in(leaf, index) if is_key else leaf
+
     def init(params: PyTree) -> RobustDescentState:
         norm = jnp.zeros_like(_norm(params))
-        return RobustDescentState(strike.init(params), aggregate.init(params), descend.init(params), norm)
+        known = None if byzantine is None else Agreement(norm, norm, norm)
+        of_attack = jax.tree.map(own_draws, strike.init(params))
+        return RobustDescentState(of_attack, aggregate.init(params), descend.init(params), norm, known)
 
     def update(updates, state, params=None, **extra_args):
         messages, of_attack = strike.update(updates, state.attack, params, **extra_args)
         combined, of_rule = aggregate.update(messages, state.aggregate, params, **extra_args)
         move, of_server = descend.update(combined, state.server, params, **extra_args)
-        return move, RobustDescentState(of_attack, of_rule, of_server, _norm(combined))
+        known = None if byzantine is None else agreement(messages, combined, byzantine, axis_name=axis_name)
+        return move, RobustDescentState(of_attack, of_rule, of_server, _norm(combined), known)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -241,6 +280,12 @@ def _scaled(rate: ScalarOrSchedule, ratio: Scalar) -> ScalarOrSchedule:
     if callable(rate):
         return lambda count: ratio * rate(count)  # type: ignore[misc]
     return ratio * rate
+
+
+def _drift(messages: PyTree, directions: PyTree, axis_name: str | None) -> Float[Array, ""]:
+    difference = jax.tree.map(lambda m, d: m - d.astype(m.dtype), messages, directions)
+    square = jnp.square(_norm(difference)) / len(jax.tree.leaves(difference)[0])
+    return jnp.sqrt(square if axis_name is None else lax.pmean(square, axis_name))
 
 
 def _norm(tree: PyTree) -> Float[Array, ""]:

@@ -74,6 +74,10 @@ class BilevelInfo(NamedTuple):
     Attributes:
       norms: of the aggregates. That of ``upper`` estimates the hypergradient's norm, that of ``auxiliary`` is the
         residual of the linear system.
+      agreement: of the aggregates with the honest messages, for an optimiser that knows who is ``byzantine``; else
+        three times None.
+      drift: root mean square over the clients of :math:`\lVert M - D \rVert`, message less direction on this round's
+        data. PAGE's grows between refreshes where steps are large; in a round that refreshes it is zero.
       on_boundary: whether z was projected on its ball.
       boundary_fraction: share of the rounds so far in which it was. Above a half at the end, the radius is too small
         (the hypergradient is biased) or the lower problem is not strongly convex.
@@ -86,6 +90,8 @@ class BilevelInfo(NamedTuple):
     """
 
     norms: BilevelPoint
+    agreement: BilevelPoint
+    drift: Float[Array, ""]
     on_boundary: Bool[Array, ""]
     boundary_fraction: Float[Array, ""]
     curvature: Float[Array, ""]
@@ -124,7 +130,8 @@ def make_bilevel_step(
       ``batches`` and ``refresh_batches`` are :class:`ClientBatches`; the latter are PAGE's big ones, evaluated only in
       rounds that refresh (``lax.cond``). The coin is drawn from ``key``, the same for all clients, and the first round
       always refreshes; under ``vmap`` over runs give the coin as ``refresh``, which is then the same for all, or both
-      branches are evaluated. ``extra`` goes to the optimiser.
+      branches are evaluated. A coin that you give must be True in the first round: if it is not, the estimate starts
+      from the small batch. ``extra`` goes to the optimiser.
 
     Raises:
       ValueError: for a probability outside (0, 1]; in ``step`` for batches that are empty or whose leading axes differ.
@@ -253,6 +260,8 @@ def report(
     least = curvature.min() if axis_name is None else lax.pmin(curvature.min(), axis_name)
     return BilevelInfo(
         BilevelPoint(*(variable.norm for variable in state.variables)),
+        BilevelPoint(*(variable.agreement for variable in state.variables)),
+        state.drift,
         state.on_boundary,
         state.boundary_rounds / state.count,
         least,
