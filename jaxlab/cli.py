@@ -151,6 +151,12 @@ def _dynamics(arguments: Sequence[str]) -> int:
     return main(arguments)
 
 
+def _flow(arguments: Sequence[str]) -> int:
+    from jaxlab.verbs.flow import main
+
+    return main(arguments)
+
+
 def _parse(experiment: "Experiment", arguments: Sequence[str]) -> tuple[_Options, Any] | None:
     """The options and the config, None where the help was asked for and printed."""
     import tyro
@@ -215,4 +221,5 @@ _VERBS: Mapping[str, _Verb] = {
     "list": _Verb(_list, "the nineteen methods and their state"),
     "run": _Verb(_run, "measure a paper's claims; options: jaxlab run NAME --help"),
     "dynamics": _Verb(_dynamics, "compare dynamical systems; options: jaxlab dynamics --help"),
+    "flow": _Verb(_flow, "edit an image; options: jaxlab flow --help"),
 }

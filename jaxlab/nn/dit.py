@@ -29,6 +29,7 @@ import math
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -168,10 +169,12 @@ def save_dit(path: Path, model: DiT, class_names: Sequence[Sequence[str]]) -> No
     if sizes != model.config.num_classes:
         raise ValueError(f"class_names must name {model.config.num_classes} classes a slot, got {sizes}")
     leaves = jax.tree.leaves_with_path(nnx.state(model))
-    arrays = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
+    contents: dict[str, Any] = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves
+    }
     about = {"config": dataclasses.asdict(model.config), "class_names": [list(names) for names in class_names]}
     with path.open("wb") as file:
-        np.savez(file, **arrays, **{_ABOUT: np.array(json.dumps(about))})
+        np.savez(file, **(contents | {_ABOUT: np.array(json.dumps(about))}))
 
 
 def load_dit(path: Path) -> tuple[DiT, tuple[tuple[str, ...], ...]]:
@@ -184,7 +187,9 @@ def load_dit(path: Path) -> tuple[DiT, tuple[tuple[str, ...], ...]]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             about = json.loads(str(arrays[_ABOUT]))
-            fields = {name: tuple(v) if isinstance(v, list) else v for name, v in about["config"].items()}
+            fields: dict[str, Any] = {
+                name: tuple(v) if isinstance(v, list) else v for name, v in about["config"].items()
+            }
             graph, state = nnx.split(nnx.eval_shape(lambda: DiT(DiTConfig(**fields), rngs=nnx.Rngs(0))))
             names = [
                 jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(state)
