@@ -48,7 +48,9 @@ class TorchDiT:
         sines = torch.cat([torch.cos(angles), torch.sin(angles)])
         condition = _linear(weights, "time_out", F.silu(_linear(weights, "time_in", sines)))
         for slot in range(labels.shape[1]):
-            condition = condition + weights[f"labels/{slot}/weight"][labels[:, slot]]
+            label = weights[f"labels/{slot}/weight"][labels[:, slot]]
+            condition = condition + label
+            hidden = hidden + weights["places"][slot] * label[:, None]
         condition = F.silu(condition)
         for layer in self._layers:
             hidden = self._block(layer, hidden, condition)

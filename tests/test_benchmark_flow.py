@@ -1,4 +1,4 @@
-"""The benchmark of flow inversion: finite numbers in the table and the file, and work that is checked to be the same."""
+"""The benchmark of flow inversion: finite numbers in table and file, and work that is checked to be the same."""
 
 import importlib
 import json

@@ -186,7 +186,7 @@ def _structures(first: PyTree, second: PyTree) -> tuple[Any, Any]:
 
 
 def _leading_size(z: PyTree) -> int:
-    sizes = {leaf.shape[0] if jnp.ndim(leaf) else None for leaf in map(jnp.asarray, jax.tree.leaves(z))}
+    sizes = {shape[0] if shape else None for shape in map(np.shape, jax.tree.leaves(z))}
     if len(sizes) != 1 or sizes == {None}:
         raise ValueError(f"latents must have one leading batch size, got {sorted(sizes, key=str)}")
     return int(sizes.pop() or 0)

@@ -5,6 +5,7 @@ by a linear map of the conditioning vector that starts at zero, so that a fresh 
 Peebles & Xie 2022, arXiv 2212.09748)::
 
     c = MLP(sines of t) + sum_s table_s[label_s]
+    h = patches W + positions + sum_s place_s * table_s[label_s]
     h = h + gate_1(c) * attention(norm(h) * (1 + scale_1(c)) + shift_1(c))
     h = h + gate_2(c) * mlp(norm(h) * (1 + scale_2(c)) + shift_2(c))
 
@@ -21,6 +22,9 @@ Deviations from the paper:
 
 1. The output is a velocity alone, without a variance.
 2. Position vectors are learnt rather than sines: the grids are small and of one size.
+3. Labels enter a second time, added to the tokens with learnt weights ``place_s`` for every position, which start at
+   one: a label that speaks of one part of the picture finds it sooner than by modulation alone, which is the same at
+   all positions.
 """
 
 import dataclasses
@@ -111,6 +115,8 @@ class DiT(nnx.Module):
             [Embedding(n + 1, size, stddev=1.0, dtype=config.dtype, rngs=rngs) for n in config.num_classes]
         )
 
+        self.places = nnx.Param(jnp.ones((len(config.num_classes), config.num_patches, size)))
+
         @nnx.split_rngs(splits=config.num_layers)
         @nnx.vmap
         def stacked(rngs: nnx.Rngs) -> _Block:
@@ -144,7 +150,9 @@ class DiT(nnx.Module):
         hidden = self.patch(patches.reshape(z.shape[0], rows * columns, -1)) + self.positions[...].astype(config.dtype)
         condition = self.time_out(jax.nn.silu(self.time_in(_sines(t))))
         for slot, table in enumerate(self.labels):
-            condition = condition + table(labels[:, slot])
+            label = table(labels[:, slot])
+            condition = condition + label
+            hidden = hidden + self.places[slot].astype(config.dtype) * label[:, None]
         condition = jax.nn.silu(condition)
         graph, blocks = nnx.split(self.blocks)
         hidden, _ = lax.scan(lambda h, block: (nnx.merge(graph, block)(h, condition), None), hidden, blocks)

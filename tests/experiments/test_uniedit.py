@@ -57,7 +57,7 @@ def test_pairs_change_the_right_class_alone(digits) -> None:
 
 
 def test_baselines_get_as_many_calls() -> None:
-    for setting in editing.settings(wide=True):
+    for setting in editing.settings("all"):
         if not setting.family.startswith("uni_edit"):
             assert setting.calls >= editing.CALLS
         elif setting.family != "uni_edit_0.8":
@@ -68,7 +68,7 @@ def test_calls_are_as_said(digits) -> None:
     """Every setting calls the model as often as its row says, a pair of conditions counting two."""
     pairs = make_pairs(digits.test, digits.test_labels, count=1, classes=10, seed=0)
     arguments = [jnp.asarray(part) for part in (*pairs, np.full((1, 2), 10))]
-    for setting in editing.settings(wide=True):
+    for setting in editing.settings("all"):
         if setting.label not in ("0.6", "0.5", "1", "17", "0.9/0.25", "0.6/null", "0.8/source"):
             continue
         seen = []

@@ -86,6 +86,18 @@ def test_two_calls_equal_one_of_twice_the_size_and_batch_mates_do_not_matter() -
     np.testing.assert_allclose(alone, together[:1], atol=5e-6)
 
 
+def test_a_batch_spread_over_devices() -> None:
+    source, target, null = conditions(batch=8)
+    run = jax.jit(uni_edit)
+    options = {"source": source, "target": target, "inversion": null}
+    together = run(velocity_partial(), images(8), GRID, **options).z
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    spread = jax.device_put((images(8), options), sharding)
+    found = run(velocity_partial(), spread[0], GRID, **spread[1]).z
+    np.testing.assert_allclose(found, together, atol=5e-6)
+
+
 def velocity_partial():
     return jax.tree_util.Partial(velocity)
 

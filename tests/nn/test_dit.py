@@ -68,6 +68,9 @@ def test_against_a_loop_over_tokens_in_numpy(model) -> None:
     image = np.asarray(IMAGES[0], np.float64)
     tokens = [linear("patch", image[y : y + 2, x : x + 2].reshape(-1)) for y, x in places]
     tokens = [token + place for token, place in zip(tokens, by_name["positions"], strict=True)]
+    for slot, label in ((0, 0), (1, 4)):
+        added = by_name["places"][slot] * by_name[f"labels.{slot}.weight"][label]
+        tokens = [token + extra for token, extra in zip(tokens, added, strict=True)]
     for layer in range(2):
         shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = np.split(linear("blocks.modulation", condition, layer), 6)
         mixed = [linear("blocks.query_key_value", norm(h) * (1 + scale_1) + shift_1, layer) for h in tokens]

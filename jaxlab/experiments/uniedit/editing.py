@@ -8,7 +8,7 @@ reported on the second.
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,9 @@ from jax import Array
 from jaxlab import flow
 from jaxlab.experiments.uniedit.data import Pairs
 
-__all__ = ["STRENGTHS", "Setting", "background_at", "choose", "settings", "strip"]
+__all__ = ["STRENGTHS", "Rows", "Setting", "background_at", "choose", "settings", "strip"]
+
+Rows = Literal["few", "claims", "all"]
 
 STEPS = 15
 DELAY_RATE = 0.6
@@ -46,14 +48,19 @@ class Setting(NamedTuple):
     value: float = math.nan
 
 
-def settings(*, wide: bool) -> tuple[Setting, ...]:
-    """All settings; ``wide`` adds rows that no claim needs."""
-    found = [Setting("sdedit", f"{rate:g}", CALLS, functools.partial(_sdedit, rate=rate)) for rate in (0.4, 0.6, 0.8)]
-    pulls = [(0.9, 0.25), (0.5, 0.5), (0.9, 0.5)] + ([(0.7, 0.5), (1.0, 0.25)] if wide else [])
+def settings(rows: Rows) -> tuple[Setting, ...]:
+    """The settings to score: a few of every family of the claims, all of these, or rows that no claim needs too."""
+    wide, few = rows == "all", rows == "few"
+    found = [
+        Setting("sdedit", f"{rate:g}", CALLS, functools.partial(_sdedit, rate=rate))
+        for rate in ((0.6,) if few else (0.4, 0.6, 0.8))
+    ]
+    pulls = [(0.5, 0.5)] if few else [(0.9, 0.25), (0.5, 0.5), (0.9, 0.5)]
     found += [
         Setting("rf_inversion", f"{eta:g}/{stop:g}", 2 * _RF_STEPS, functools.partial(_rf_inversion, eta, stop=stop))
-        for eta, stop in pulls
+        for eta, stop in pulls + ([(0.7, 0.5), (1.0, 0.25)] if wide else [])
     ]
+    delays = [(rate, from_source) for from_source in (False, True) for rate in (0.6, 0.8, 1.0)]
     found += [
         Setting(
             "delayed_injection",
@@ -61,10 +68,13 @@ def settings(*, wide: bool) -> tuple[Setting, ...]:
             2 * math.ceil(CALLS / 2) + 1,
             functools.partial(_delayed, rate=rate, from_source=from_source),
         )
-        for rate, from_source in ((0.6, False), (0.8, False), (1.0, False), (0.6, True), (0.8, True), (1.0, True))
+        for rate, from_source in (delays[:1] if few else delays)
     ]
-    found += [_swept("uni_edit", "abs", strength) for strength in STRENGTHS]
-    found += [_swept("uni_edit_constant_mask", "constant", strength) for strength in STRENGTHS]
+    strengths = (0.5, 5.0) if few else STRENGTHS
+    found += [_swept("uni_edit", "abs", strength) for strength in strengths]
+    found += [_swept("uni_edit_constant_mask", "constant", strength) for strength in strengths]
+    if few:
+        return tuple(found)
     found += [_swept("uni_edit_null", "abs", s, from_source=False) for s in (STRENGTHS if wide else (0.5, 1.0))]
     if wide:
         found += [_swept("uni_edit_mask_of_ones", "ones", s) for s in (0.0, 0.25, 0.5, 1.0)]

@@ -18,6 +18,8 @@ def local_error(run: Run, found: Mapping[str, np.ndarray]) -> None:
             line = axes.loglog(found["step"], found[name], "o", label=_NAMES.get(name, name))[0]
             slope = found[name][0] * (found["step"] / found["step"][0]) ** order
             axes.loglog(found["step"], slope, "--", color=line.get_color(), linewidth=1, label=f"order {order}")
+        axes.set_xticks(found["step"], [f"{step:g}" for step in found["step"]])
+        axes.minorticks_off()
         axes.set_xlabel("step h")
         axes.set_ylabel("error of one step there and back")
         axes.legend(fontsize=7)
