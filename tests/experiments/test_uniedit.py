@@ -105,8 +105,8 @@ def test_reconstruction_by_hand(digits) -> None:
 
 def test_local_slopes_are_two_and_three() -> None:
     found = local_slopes(seed=5)
-    np.testing.assert_allclose(np.diff(np.log2(found["euler"])), -2, atol=0.1)
-    np.testing.assert_allclose(np.diff(np.log2(found["uni_inv"])), -3, atol=0.1)
+    np.testing.assert_allclose(np.diff(np.log2(found["euler"])), -2, atol=0.2)
+    np.testing.assert_allclose(np.diff(np.log2(found["uni_inv"])), -3, atol=0.2)
 
 
 @pytest.mark.parametrize("preset", EXPERIMENT.presets)

@@ -92,7 +92,7 @@ CLAIMS = (
         "round_trip_third_order_local",
         "One step of Uni-Inv and of the sampler back errs by O(h^3) (log-log slope; Euler's inversion has 2).",
         "in",
-        (2.9, 3.1),
+        (2.8, 3.2),
     ),
     Claim(
         "beats_euler_inversion_at_equal_calls",
