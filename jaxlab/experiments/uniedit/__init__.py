@@ -301,7 +301,7 @@ def _edits(config: Config, run: Run, pictures: Pictures, model: DiT, key, rows, 
         "where their rows say so."
     )
     points = {
-        name: [(rows[i].label, found["accuracy"][i, 1], background[i, 1]) for i in members]
+        name: [(rows[i].label, float(found["accuracy"][i, 1]), float(background[i, 1])) for i in members]
         for name, members in families.items()
     }
     plots.edits(run, points, config.accuracy * real)
