@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     source, target = (labels_of(text, class_names) for text in (options.source, options.target))
     null = np.asarray(model.config.null_labels)
     image = read_image(options.image, model.config.image_shape)
-    edit = jax.jit(flow.uni_edit, static_argnames=("delay_rate", "return_masks"))
+    edit = jax.jit(flow.uni_edit, static_argnames=("strength", "delay_rate", "return_masks"))
     found = edit(
         flow.from_nnx(model),
         jnp.asarray(image)[None],
