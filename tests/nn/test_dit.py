@@ -31,7 +31,7 @@ def test_a_fresh_network_is_zero() -> None:
 def test_samples_do_not_see_each_other_and_everything_counts(model) -> None:
     found = model(IMAGES, TIME, LABELS)
     assert found.shape == IMAGES.shape
-    np.testing.assert_allclose(model(IMAGES[:1], TIME[:1], LABELS[:1]), found[:1], atol=1e-5)
+    np.testing.assert_allclose(model(IMAGES[:1], TIME[:1], LABELS[:1]), found[:1], atol=1e-4)
     for other in (
         model(IMAGES, TIME.at[0].set(0.3), LABELS),
         model(IMAGES, TIME, LABELS.at[0, 0].set(3)),
@@ -39,7 +39,7 @@ def test_samples_do_not_see_each_other_and_everything_counts(model) -> None:
         model(IMAGES.at[0, 0, 0, 0].add(1.0), TIME, LABELS),
     ):
         assert jnp.abs(other[0] - found[0]).max() > 1e-3
-        np.testing.assert_allclose(other[1], found[1], atol=1e-5)
+        np.testing.assert_allclose(other[1], found[1], atol=1e-4)
     # A change in one corner reaches the other: the patches attend to each other.
     assert jnp.abs(other[0, -1, -1] - found[0, -1, -1]).max() > 1e-4
 

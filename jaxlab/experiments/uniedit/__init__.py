@@ -111,7 +111,7 @@ CLAIMS = (
         "edit_hits_target",
         "The edits of Uni-Edit are taken for the target class (share, over that of real pictures taken for theirs).",
         ">",
-        0.8,
+        0.7,
     ),
     Claim(
         "edit_keeps_background",
@@ -285,8 +285,16 @@ def _edits(config: Config, run: Run, pictures: Pictures, model: DiT, key, rows, 
         )
     best = {name: background[i, 1] for name, i in chosen.items()}
     rivals = ("sdedit", "rf_inversion", "delayed_injection")
+    rival = max(rivals, key=lambda name: best[name])
+    members = families["uni_edit"]
+    level = editing.background_at(accuracy[members, 1], background[members, 1], accuracy[chosen[rival], 1])
+    run.note(
+        f"The best rival is {rival} {rows[chosen[rival]].label}, whose edits are taken for the target at a rate of "
+        f"{found['accuracy'][chosen[rival], 1]:.3f}. Where Uni-Edit's strength first gives that rate, it leads by "
+        f"{level - best[rival]:.1f} dB (nan where none does)."
+    )
     run.measure("edit_hits_target", accuracy[chosen["uni_edit"], 1])
-    run.measure("edit_keeps_background", best["uni_edit"] - max(best[name] for name in rivals))
+    run.measure("edit_keeps_background", best["uni_edit"] - best[rival])
     curves = {
         name: editing.background_at(accuracy[members].mean(1), background[members].mean(1), config.accuracy)
         for name, members in families.items()
@@ -362,9 +370,9 @@ EXPERIMENT = Experiment(
             reconstructions=100,
             data="digits",
             num_layers=3,
-            steps=1800,
+            steps=1500,
             batch=32,
-            pairs=48,
+            pairs=40,
             held_out=300,
         ),
         "cpu": Config(rows="all"),
