@@ -231,8 +231,8 @@ def _reconstruction(config: Config, run: Run, cost: float) -> None:
         leads = [(psnr["uni_inv"] - other)[stiff] for other in (rival, psnr["heun"])]
         said = [f"{lead.min():.2f} to {lead.max():.2f} dB" for lead in leads]
         run.note(
-            f"Lead of Uni-Inv on the stiff flow at up to {_STIFF_CALLS} calls: {said[0]} over the better of FireFlow and RF-Solver, {said[1]} over "
-            "Heun's rule."
+            f"Lead of Uni-Inv on the stiff flow at up to {_STIFF_CALLS} calls: {said[0]} over the better of FireFlow "
+            f"and RF-Solver, {said[1]} over Heun's rule."
         )
     else:
         run.skip("beats_fireflow_and_rf_solver_when_stiff", "cpu", "no bandwidth up to 0.1 with up to 32 calls")
