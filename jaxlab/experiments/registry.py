@@ -109,6 +109,7 @@ METHODS: tuple[Method, ...] = (
         "UniEdit-Flow: Unleashing Inversion and Editing in the Era of Flow Models",
         "2504.13109",
         "jaxlab.flow",
+        experiment="jaxlab.experiments.uniedit",
     ),
     Method(
         "uniflow",

@@ -1,0 +1,172 @@
+"""``jaxlab flow edit``: change the classes that an image shows, with a network that ``jaxlab run uniedit`` trained.
+
+The image is inverted by Uni-Inv under its own classes and edited by Uni-Edit (arXiv 2504.13109).
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxlab import flow
+from jaxlab.nn.dit import load_dit
+
+__all__ = ["labels_of", "main", "read_image"]
+
+_NOTHING = "none"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parse the words after ``jaxlab flow``, edit, write the image and a strip of what was done.
+
+    Raises:
+      ValueError: bad input, one line.
+    """
+    parser = _parser()
+    try:
+        options = parser.parse_args(arguments or ["--help"])
+    except SystemExit:  # the help was printed
+        return 0
+    out = options.out or options.image.with_name(f"{options.image.stem}-edited.png")
+    if out.suffix.lower() not in (".png", ".npy"):
+        raise ValueError(f"--out {out}: an image is written as .png or .npy")
+    if not out.parent.is_dir():
+        raise ValueError(f"--out {out}: there is no folder {out.parent}")
+    model, class_names = load_dit(options.model)
+    source, target = (labels_of(text, class_names) for text in (options.source, options.target))
+    null = np.asarray(model.config.null_labels)
+    image = read_image(options.image, model.config.image_shape)
+    edit = jax.jit(flow.uni_edit, static_argnames=("strength", "delay_rate", "return_masks"))
+    found = edit(
+        flow.from_nnx(model),
+        jnp.asarray(image)[None],
+        flow.time_grids.uniform(options.steps),
+        source=jnp.asarray(source)[None],
+        target=jnp.asarray(target)[None],
+        inversion=jnp.asarray(null if options.null_inversion else source)[None],
+        strength=options.strength,
+        delay_rate=options.delay_rate,
+        return_masks=True,
+    )
+    edited = np.asarray(found.z[0])
+    if not np.all(np.isfinite(edited)):
+        raise ValueError(
+            f"the edit of {options.image} is not finite; take a smaller --strength than {options.strength}"
+        )
+    strip = out.with_name(f"{out.stem}-strip.png")
+    _write(out, edited)
+    _strip(strip, image, np.asarray(found.masks[:, 0]), edited)
+    changed = np.abs(edited - image).mean() / 2
+    print(f"{options.source} -> {options.target}: mean change {changed:.3f} of the range of a pixel")
+    print(out)
+    print(strip)
+    return 0
+
+
+def labels_of(text: str, class_names: Sequence[Sequence[str]]) -> np.ndarray:
+    """Ids of the classes named in a text, one a slot, separated by commas; "none" is the null label.
+
+    Raises:
+      ValueError: another number of names, or a name that is not of the slot.
+    """
+    words = [word.strip() for word in text.split(",")]
+    if len(words) != len(class_names):
+        raise ValueError(f"{text!r} must name {len(class_names)} classes separated by commas, it names {len(words)}")
+    for word, names in zip(words, class_names, strict=True):
+        if word != _NOTHING and word not in names:
+            raise ValueError(f"unknown class {word!r}; there are {', '.join(names)} and {_NOTHING}")
+    return np.array(
+        [
+            len(names) if word == _NOTHING else list(names).index(word)
+            for word, names in zip(words, class_names, strict=True)
+        ],
+        np.int32,
+    )
+
+
+def read_image(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
+    """An image in [-1, 1] of a shape; a larger one of whole multiples is averaged.
+
+    Args:
+      path: .png, or .npy with an array ``[H, W]`` or ``[H, W, C]`` in [-1, 1].
+      shape: height, width and channels.
+
+    Raises:
+      OSError: the file cannot be read.
+      ValueError: another kind of file, size or number of channels, or values missing or out of range.
+    """
+    height, width, channels = shape
+    match path.suffix.lower():
+        case ".npy":
+            image = np.load(path, allow_pickle=False).astype(np.float32)
+        case ".png":
+            from matplotlib.image import imread
+
+            # Pillow reports a damaged file by exceptions of several kinds.
+            try:
+                pixels = imread(path)
+            except SyntaxError as error:
+                raise ValueError(f"{path} is no image ({error})") from None
+            # Without transparency.
+            image = 2 * (pixels if pixels.ndim == 2 else pixels[..., :3]).astype(np.float32) - 1
+        case _:
+            raise ValueError(f"{path}: an image is a .png or .npy file")
+    if image.ndim == 2:
+        image = image[..., None]
+    if image.ndim == 3 and image.shape[2] == 3 and channels == 1:
+        image = image.mean(2, keepdims=True)
+    if image.ndim != 3 or image.shape[2] != channels or image.shape[0] % height or image.shape[1] % width:
+        raise ValueError(f"{path} is {list(image.shape)}; the network takes {list(shape)} or whole multiples of it")
+    if not np.all(np.isfinite(image)) or np.abs(image).max() > 1:
+        raise ValueError(f"{path}: values must lie in [-1, 1], they are in [{image.min():g}, {image.max():g}]")
+    return image.reshape(height, image.shape[0] // height, width, image.shape[1] // width, channels).mean((1, 3))
+
+
+def _parser() -> argparse.ArgumentParser:
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise ValueError(f"{message}; see jaxlab flow edit --help")
+
+    parser = Parser(prog="jaxlab flow", description="Edit images with a flow-matching model.")
+    verbs = parser.add_subparsers(required=True, metavar="edit", parser_class=Parser)
+    verb = verbs.add_parser("edit", help="change the classes that an image shows, and leave the rest")
+    verb.add_argument("image", type=Path, help=".png, or .npy in [-1, 1], of the network's size or whole multiples")
+    verb.add_argument("--model", type=Path, required=True, help="model.npz of a run of jaxlab run uniedit")
+    verb.add_argument("--source", required=True, help='classes it shows, one a slot: "bag, sneaker"; "none" is none')
+    verb.add_argument("--target", required=True, help="classes it shall show")
+    verb.add_argument("--strength", type=float, default=0.5, help="step along the difference (default 0.5)")
+    verb.add_argument("--delay-rate", type=float, default=0.6, help="share of the steps inverted (default 0.6)")
+    verb.add_argument("--steps", type=int, default=15, help="steps of the time grid (default 15)")
+    verb.add_argument("--null-inversion", action="store_true", help="invert without a condition, as the paper does")
+    verb.add_argument("--out", type=Path, help=".png or .npy to write (default IMAGE-edited.png)")
+    return parser
+
+
+def _write(path: Path, image: np.ndarray) -> None:
+    if path.suffix.lower() == ".npy":
+        np.save(path, image)
+        return
+    from matplotlib.image import imsave
+
+    pixels = np.clip((image + 1) / 2, 0, 1)
+    imsave(path, np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels)
+
+
+def _strip(path: Path, image: np.ndarray, masks: np.ndarray, edited: np.ndarray) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.4 * (len(masks) + 2), 1.6), layout="constrained")
+    pictures = [("source", image), *((f"mask {k + 1}", mask) for k, mask in enumerate(masks)), ("edit", edited)]
+    for axes, (title, picture) in zip(figure.subplots(ncols=len(pictures)), pictures, strict=True):
+        if title.startswith("mask"):
+            axes.imshow(picture[..., 0], cmap="magma", vmin=0, vmax=1)
+        else:
+            axes.imshow(np.clip((picture + 1) / 2, 0, 1), cmap="gray", vmin=0, vmax=1)
+        axes.set_title(title, fontsize=8)
+        axes.axis("off")
+    FigureCanvasAgg(figure).print_figure(path, dpi=150)

@@ -1,0 +1,102 @@
+"""The file tool end to end, and what it refuses."""
+
+import matplotlib.image
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxlab import cli
+from jaxlab.nn.dit import DiT, DiTConfig, save_dit
+from jaxlab.verbs.flow import labels_of, read_image
+
+NAMES = (("bag", "shoe"), ("bag", "shoe", "ankle boot"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("flow")
+    config = DiTConfig(
+        image_shape=(4, 8, 1), patch_size=4, num_classes=(2, 3), hidden_size=8, num_layers=1, num_heads=1
+    )
+    graph, state = nnx.split(DiT(config, rngs=nnx.Rngs(0)))
+    rng = np.random.default_rng(0)
+    leaves = nnx.to_pure_dict(state)
+    model = nnx.merge(graph, state)
+    # A fresh network is zero everywhere and would edit nothing.
+    model.head.weight[...] = rng.normal(size=leaves["head"]["weight"].shape).astype(np.float32) * 0.1
+    model.modulation.weight[...] = rng.normal(size=leaves["modulation"]["weight"].shape).astype(np.float32)
+    save_dit(folder / "model.npz", model, NAMES)
+    np.save(folder / "image.npy", rng.uniform(-1, 1, (4, 8)))
+    return folder
+
+
+def edit(folder, image, *options, source="bag, bag", target="bag, ankle boot") -> int:
+    words = ["flow", "edit", str(image), "--model", str(folder / "model.npz"), "--source", source, "--target", target]
+    return cli.main([*words, *options])
+
+
+def test_edits_an_image(folder, tmp_path, capsys) -> None:
+    out = tmp_path / "edited.npy"
+    assert edit(folder, folder / "image.npy", "--out", str(out), "--strength", "1") == 0
+    assert str(out) in capsys.readouterr().out.splitlines()
+    edited = np.load(out)
+    assert edited.shape == (4, 8, 1)
+    assert np.abs(edited[..., 0] - np.load(folder / "image.npy")).max() > 1e-3
+    strip = matplotlib.image.imread(tmp_path / "edited-strip.png")
+    assert strip[..., :3].std() > 0.05
+
+
+def test_the_same_classes_leave_it(folder, tmp_path, capsys) -> None:
+    """Source and target alike: what is left is the error of the round trip."""
+    out = tmp_path / "same.npy"
+    assert edit(folder, folder / "image.npy", "--out", str(out), "--steps", "60", target="bag, bag") == 0
+    image = np.load(folder / "image.npy")
+    same = np.abs(np.load(out)[..., 0] - image).max()
+    assert edit(folder, folder / "image.npy", "--out", str(out), "--steps", "60") == 0
+    assert same < 0.1 * np.abs(np.load(out)[..., 0] - image).max()
+
+
+def test_pictures_are_averaged(tmp_path) -> None:
+    pixels = np.zeros((8, 16, 3))
+    pixels[:4, :8] = 1
+    matplotlib.image.imsave(tmp_path / "big.png", pixels)
+    found = read_image(tmp_path / "big.png", (4, 8, 1))
+    assert found.shape == (4, 8, 1)
+    np.testing.assert_allclose(found[:2, :4], 1)
+    np.testing.assert_allclose(found[2:], -1)
+
+
+def test_labels() -> None:
+    np.testing.assert_array_equal(labels_of("shoe, ankle boot", NAMES), [1, 2])
+    np.testing.assert_array_equal(labels_of("none,none", NAMES), [2, 3])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"source": "bag"}, "'bag' must name 2 classes separated by commas, it names 1"),
+        ({"target": "bag, hat"}, "unknown class 'hat'; there are bag, shoe, ankle boot and none"),
+        ({"extra": ["--strength", "-1"]}, "strength must be at least 0, got -1.0"),
+        ({"extra": ["--delay-rate", "0"]}, "delay_rate must be in (0, 1]"),
+        ({"extra": ["--steps", "0"]}, "at least one step, got 0"),
+        ({"extra": ["--out", "x.gif"]}, "an image is written as .png or .npy"),
+        ({"image": "absent.npy"}, "No such file"),
+        ({"image": "image.tif"}, "an image is a .png or .npy file"),
+        ({"image": "odd.npy"}, "odd.npy is [3, 8, 1]; the network takes [4, 8, 1] or whole multiples"),
+        ({"image": "loud.npy"}, "loud.npy: values must lie in [-1, 1], they are in [2, 2]"),
+    ],
+)
+def test_bad_input_is_one_line(folder, capsys, options, message) -> None:
+    np.save(folder / "odd.npy", np.zeros((3, 8)))
+    np.save(folder / "loud.npy", np.full((4, 8), 2.0))
+    labels = {name: options[name] for name in ("source", "target") if name in options}
+    assert edit(folder, folder / options.get("image", "image.npy"), *options.get("extra", []), **labels) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_help(capsys) -> None:
+    assert cli.main(["flow"]) == 0
+    assert cli.main(["flow", "edit", "--help"]) == 0
+    assert "--strength" in capsys.readouterr().out
