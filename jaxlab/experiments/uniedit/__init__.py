@@ -291,7 +291,8 @@ def _edits(config: Config, run: Run, pictures: Pictures, model: DiT, key, rows, 
     rivals = ("sdedit", "rf_inversion", "delayed_injection")
     rival = max(rivals, key=lambda name: best[name])
     members = families["uni_edit"]
-    level = editing.background_at(accuracy[members, 1], background[members, 1], accuracy[chosen[rival], 1])
+    wanted = float(accuracy[chosen[rival], 1])
+    level = editing.background_at(accuracy[members, 1], background[members, 1], wanted)
     run.note(
         f"The best rival is {rival} {rows[chosen[rival]].label}, whose edits are taken for the target at a rate of "
         f"{found['accuracy'][chosen[rival], 1]:.3f}. Where Uni-Edit's strength first gives that rate, it leads by "
