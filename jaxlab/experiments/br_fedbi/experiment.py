@@ -288,11 +288,11 @@ def _measure(config: Config, run: Run, judged: dict[Entry, np.ndarray]) -> None:
         for entry, accuracy in judged.items()
     }
     protected = ("br_fedbi_m", "br_fedbi_p")
-    rules = [rule for rule in _COORDINATE_WISE if Entry("br_fedbi", rule) in worst]
     lifts = [
-        np.mean([worst[Entry(method, rule)] - worst[Entry("br_fedbi", rule)] for rule in rules])
+        worst[Entry(method, rule)] - worst[Entry("br_fedbi", rule)]
+        for rule in _COORDINATE_WISE
         for method in protected
-        if rules and method in config.methods
+        if {Entry(method, rule), Entry("br_fedbi", rule)} <= worst.keys()
     ]
     leads = {
         (method, rule): worst[Entry(method, rule)] - worst[Entry("bilantine", rule, share=_EQUAL_MESSAGES)]
