@@ -65,6 +65,9 @@ class Config:
     """step sizes of lower and auxiliary variable, as multiples"""
     radius: float = 10.0
     """of the ball that the auxiliary variable stays in"""
+    tuning_seeds: int = 2
+    """partitions, starts and batches that step sizes are chosen on, all on the first and the better two on the others:
+    what is stable on one may not be on another"""
     seeds: int = 2
     """fresh partitions, starts and batches that a tuned method is judged on"""
     sweep: tuple[int, ...] = (0, 3, 5, 7, 10, 12)
@@ -156,6 +159,7 @@ PRESETS: Mapping[str, Config] = {
         rounds=8,
         blocks=8,
         learning_rates=(0.4,),
+        tuning_seeds=1,
         seeds=1,
         sweep=(0, 7),
         cleaning_examples=50,
@@ -169,6 +173,7 @@ PRESETS: Mapping[str, Config] = {
         attacks=("none", "alie", "inner_product"),
         rounds=240,
         learning_rates=(0.2, 0.4),
+        tuning_seeds=1,
         seeds=1,
         sweep=(0, 5, 12),
     ),

@@ -1,6 +1,7 @@
 """The run that measures the claims of the paper on BR-FedBi."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +20,8 @@ __all__ = ["EXPERIMENT"]
 
 _NNM, _MEDIAN = "nnm+trimmed_mean", "coordinate_median"
 _COORDINATE_WISE = (_MEDIAN, "trimmed_mean")
+# Step sizes of a method that are tried on all partitions for tuning.
+_FINALISTS = 2
 # Messages of a single-loop round over those of a round with sub-loops.
 _EQUAL_MESSAGES = 3 / 8
 
@@ -55,13 +58,14 @@ def run(config: Config, run: Run) -> None:
     of_chunk = 3e-4 * config.rounds * len(config.attacks) * config.hidden / 32
     compiling = 7.0 * len({METHODS[name].program for name in config.methods})
     of_tuning = compiling + of_chunk * len(entries) * len(config.learning_rates)
+    of_finals = of_chunk * len(entries) * min(_FINALISTS, len(config.learning_rates)) * (config.tuning_seeds - 1)
     of_judging = of_chunk * len(entries) * config.seeds
     sweeps = len(config.sweep) if _sweep_entry(config) in entries else 0
     of_cleaning = 4.0 + 1e-3 * config.cleaning_rounds * len(config.attacks) * 2
-    run.plan(of_quadratic + of_tuning + of_judging + of_chunk * sweeps + of_cleaning)
+    run.plan(of_quadratic + of_tuning + of_finals + of_judging + of_chunk * sweeps + of_cleaning)
 
     paths, floors = _quadratic(config, run, of_quadratic)
-    judged, sweep = _representation(config, run, images, entries, of_tuning, of_judging, of_chunk * sweeps)
+    judged, sweep = _representation(config, run, images, entries, of_tuning, of_finals, of_judging, of_chunk * sweeps)
     weights, wrong, area = _cleaning(config, run, images, of_cleaning)
 
     curves = {(e.method, e.aggregator): 100 * judged[e] for e in entries if not e.skewed and _counts(e)}
@@ -170,6 +174,11 @@ def _counts(entry: Entry) -> bool:
     return entry.method != "bilantine" or entry.share < 1
 
 
+def _training(entry: Entry) -> Entry:
+    """The entry whose training it is read from, which at fewer rounds is the same."""
+    return entry._replace(share=_EQUAL_MESSAGES if entry.method == "bilantine" else 1.0)
+
+
 def _sweep_entry(config: Config) -> Entry:
     rule = _MEDIAN if _MEDIAN in config.aggregators else config.aggregators[0]
     return Entry("br_fedbi_m", rule)
@@ -181,6 +190,7 @@ def _representation(
     images: Any,
     entries: list[Entry],
     of_tuning: float,
+    of_finals: float,
     of_judging: float,
     of_sweep: float,
 ) -> tuple[dict[Entry, np.ndarray], dict[int, np.ndarray]]:
@@ -208,23 +218,32 @@ def _representation(
             setting=setting,
         )
 
-    # What was judged at fewer rounds is the same training.
-    grid = [(e, rate) for e in entries if _counts(e) for rate in config.learning_rates]
+    tried: dict[tuple[Entry, float], list[np.ndarray]] = {}
 
-    def tune(carry: tuple, i: int) -> tuple[tuple, dict]:
-        entry, rate = grid[i]
-        return carry, trained(entry, rate, config.seeds, config.byzantine)
+    def tune(name: str, grid: list[tuple[Entry, float]], seed: int, cost: float) -> None:
+        def log(i: int, found: dict) -> dict:
+            return {"seed": seed} | _line(config, *grid[i], found["choosing"])
 
-    def log_tuning(i: int, found: dict) -> dict:
-        entry, rate = grid[i]
-        return _line(config, entry, rate, found["choosing"])
+        def body(carry: tuple, i: int) -> tuple[tuple, dict]:
+            return carry, trained(*grid[i], seed, config.byzantine)
 
-    _, tuned = run.loop("tune", tune, (), len(grid), cost=of_tuning, log=log_tuning)
-    best: dict[Entry, float] = {}
-    for entry in entries:
-        own = [i for i, (e, _) in enumerate(grid) if e._replace(share=entry.share) == entry]
-        scores = representation.worst(representation.at_messages(tuned["choosing"][own], entry.share), config.attacks)
-        best[entry] = grid[own[int(np.argmax(scores))]][1]
+        _, found = run.loop(name, body, (), len(grid), cost=cost, log=log)
+        for job, curves in zip(grid, found["choosing"], strict=True):
+            tried.setdefault(job, []).append(curves)
+
+    def score(entry: Entry, rate: float) -> float:
+        curves = np.stack(tried[_training(entry), rate])
+        return representation.worst(representation.at_messages(curves, entry.share), config.attacks).mean()
+
+    def better(entry: Entry, rates: Sequence[float], most: int) -> list[float]:
+        return sorted(rates, key=lambda rate: -score(entry, rate))[:most]
+
+    tune("tune", [(e, r) for e in entries if _counts(e) for r in config.learning_rates], config.seeds, of_tuning)
+    finalists = {entry: better(entry, config.learning_rates, _FINALISTS) for entry in entries}
+    finals = list(dict.fromkeys((_training(entry), rate) for entry, rates in finalists.items() for rate in rates))
+    for k in range(1, config.tuning_seeds):
+        tune(f"finals_{k}", finals, config.seeds + k, of_finals / (config.tuning_seeds - 1))
+    best = {entry: better(entry, rates, 1)[0] for entry, rates in finalists.items()}
     jobs = [(entry, seed) for entry in entries for seed in range(config.seeds)]
 
     def judge(carry: tuple, i: int) -> tuple[tuple, dict]:
