@@ -5,13 +5,21 @@ programs kept between workers and runs; no deadline on property tests, since the
 """
 
 import os
+from importlib.metadata import version
 from pathlib import Path
 
 # All of these have to be set before jax is imported anywhere, and reach the processes that tests start.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+# Tests compile thousands of programs and run each for a moment: code that compiles fast, whatever it is like to run. An
+# unknown flag would end the process, so the one that is younger is given to the versions that are known to have it.
+_flags = ["--xla_backend_optimization_level=0"]
+if version("jaxlib").startswith("0.10."):
+    _flags.append("--xla_cpu_use_fusion_emitters=false")
+_flags += [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
+os.environ["XLA_FLAGS"] = " ".join(_flags)
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "jax"))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+# The small programs too: most of the time of the tests goes into compiling thousands of them, many more than once.
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 # A checkout may stand beside a folder of real data sets; without it the tests that need them skip.
 _data = Path(__file__).resolve().parents[2] / "shared" / "data"

@@ -134,17 +134,31 @@ def gradient_by_hand(settings, before, after):
     released = settings.fitness == "rank"
     seen = jnp.arange(N, dtype=jnp.float32) if released else before.fitness
 
+    @jax.jit
+    @jax.value_and_grad
     def loss(parameters):
         offspring = reproduce(parameters, before.population, seen, masks, settings.structure)
         if released:
             return optax.losses.huber_loss(offspring - after.population[0]).sum()
         return jnp.sum((offspring - after.population) ** 2)
 
-    return jax.value_and_grad(loss)(before.parameters)
+    return loss(before.parameters)
+
+
+def first_update(optimizer, gradient, parameters):
+    """Parameters and state after one step of a fresh optimiser."""
+
+    @jax.jit
+    def step(gradient, parameters):
+        updates, state = optimizer.update(gradient, optimizer.init(parameters), parameters)
+        return optax.apply_updates(parameters, updates), state
+
+    return step(gradient, parameters)
 
 
 def leaves(*trees):
-    return zip(*map(jax.tree.leaves, trees), strict=True)
+    """Side by side, as NumPy's: every shape selected from or compared would be one more program to compile."""
+    return zip(*(map(np.asarray, jax.tree.leaves(tree)) for tree in trees), strict=True)
 
 
 def test_fresh_adamw_is_sign_descent_and_the_pull_back_is_the_gradient() -> None:
@@ -152,14 +166,13 @@ def test_fresh_adamw_is_sign_descent_and_the_pull_back_is_the_gradient() -> None
     value, gradient = gradient_by_hand(SMALL, before, after)
     np.testing.assert_allclose(info.loss, value, rtol=1e-5)
     optimizer = optax.adamw(1e-3, weight_decay=1e-5)
-    updates, _ = optimizer.update(gradient, optimizer.init(before.parameters), before.parameters)
-    expected = optax.apply_updates(before.parameters, updates)
+    expected, _ = first_update(optimizer, gradient, before.parameters)
     compared = 0
     for old, new, reference, slope in leaves(before.parameters, after.parameters, expected, gradient):
         steep = np.abs(slope) > 1e-4
         compared += steep.sum()
         np.testing.assert_allclose(new[steep], reference[steep], atol=1e-6)
-        np.testing.assert_allclose(new[steep], (old - 1e-3 * (jnp.sign(slope) + 1e-5 * old))[steep], atol=1e-6)
+        np.testing.assert_allclose(new[steep], (old - 1e-3 * (np.sign(slope) + 1e-5 * old))[steep], atol=1e-6)
         np.testing.assert_allclose(new[slope == 0], (old * (1 - 1e-8))[slope == 0], atol=1e-7)
     assert compared > 20
 
@@ -175,8 +188,7 @@ def test_other_optimisers_are_those_of_optax(settings, optimizer) -> None:
     """AdamW that keeps its moments, towards the elite with the squared loss; and a transformation of the user's."""
     before, _, after, _ = one_generation(settings)
     _, gradient = gradient_by_hand(settings, before, after)
-    updates, state = optimizer.update(gradient, optimizer.init(before.parameters), before.parameters)
-    expected = optax.apply_updates(before.parameters, updates)
+    expected, state = first_update(optimizer, gradient, before.parameters)
     for new, reference, slope in leaves(after.parameters, expected, gradient):
         np.testing.assert_allclose(new[np.abs(slope) > 1e-4], reference[np.abs(slope) > 1e-4], atol=1e-5)
     for ours, theirs in leaves(after.optimizer_state, state):
@@ -189,7 +201,7 @@ def test_the_learning_rate_falls_to_zero_at_the_horizon() -> None:
     for _ in range(6):
         before = state.parameters
         state, _ = advance(sphere, settings, state, generations=1)
-        steps.append(max(float(jnp.abs(new - old).max()) for new, old in leaves(state.parameters, before)))
+        steps.append(max(float(np.abs(new - old).max()) for new, old in leaves(state.parameters, before)))
     # Nothing is learnt from the initial population; then 1e-3 (1 + cos(pi t / 4)) / 2 for t = 1, 2, 3, 4, 5.
     np.testing.assert_allclose(steps, [0, 8.536e-4, 5e-4, 1.464e-4, 0, 0], atol=2e-7)
 
@@ -236,8 +248,9 @@ def test_vmap_over_seeds_problems_and_settings_equals_single_runs() -> None:
 
     def run(key, centre, rate):
         settings = SMALL.replace(learning_rate=rate)
-        return minimize(shifted, settings, LOWER, UPPER, key, max_evaluations=160, data=centre).best_fitness
+        return minimize(shifted, settings, LOWER, UPPER, key, max_evaluations=48, data=centre).best_fitness
 
+    # Over few generations: steps by the sign of a gradient magnify the rounding that differs between programs.
     batch = jax.vmap(run)(keys, centres, rates)
     single = [run(*each) for each in zip(keys, centres, rates, strict=True)]
     np.testing.assert_allclose(batch, jnp.stack(single), rtol=1e-4)

@@ -248,7 +248,7 @@ def test_positions_count_relatively(small):
 
 
 def one_layer(params, index):
-    layers = jax.tree.map(lambda leaf: leaf[index : index + 1], params["model"]["layers"])
+    layers = jax.tree.map(lambda leaf: np.asarray(leaf)[index : index + 1], params["model"]["layers"])
     return {**params, "model": {**params["model"], "layers": layers}}
 
 
@@ -259,10 +259,10 @@ def test_block_mask(small):
     # A block masked out is the identity: what remains is the decoder without it.
     single = decoder.make_apply(dataclasses.replace(SMALL, num_layers=1))
     alone = apply_fn(params, tokens, block_mask=jnp.array([0.0, 1.0, 0.0]))
-    np.testing.assert_allclose(alone, single(one_layer(params, 1), tokens), atol=1e-5)
+    np.testing.assert_allclose(alone, jax.jit(single)(one_layer(params, 1), tokens), atol=1e-5)
     # In between it scales both residual branches, as scaling their last matrices does.
     half = apply_fn(params, tokens, block_mask=jnp.full(3, 0.5))
-    scaled = jax.tree.map(lambda leaf: leaf, params)
+    scaled = jax.tree.map(np.array, params)
     scaled["model"]["layers"]["self_attn"]["o_proj"]["weight"] *= 0.5
     scaled["model"]["layers"]["mlp"]["down_proj"]["weight"] *= 0.5
     np.testing.assert_allclose(half, apply_fn(scaled, tokens), atol=1e-5)
@@ -275,8 +275,9 @@ def test_scan_equals_blocks_run_one_after_another(small):
     rotation = rotary_rotation(jnp.arange(7)[None], head_dim=SMALL.head_dim, theta=SMALL.rope_theta)
     causal = jnp.tril(jnp.ones((1, 7, 7), bool))
     block = jax.jit(lambda state, hidden: nnx.merge(graph, state)(hidden, rotation, causal, None)[0])
+    layers = jax.tree.map(np.asarray, params["model"]["layers"])
     for layer in range(SMALL.num_layers):
-        hidden = block(jax.tree.map(lambda leaf, layer=layer: leaf[layer], params["model"]["layers"]), hidden)
+        hidden = block(jax.tree.map(lambda leaf, layer=layer: leaf[layer], layers), hidden)
     norm = params["model"]["norm"]["weight"]
     hidden = hidden * jax.lax.rsqrt(jnp.mean(hidden**2, axis=-1, keepdims=True) + SMALL.norm_eps) * norm
     np.testing.assert_allclose(apply_fn(params, tokens), hidden @ params["lm_head"]["weight"].T, atol=1e-5)
@@ -319,27 +320,40 @@ def test_remat_changes_memory_and_no_gradient(small, gradient_of_small):
     assert_trees_close(jax.jit(recomputed)(params), gradient_of_small, atol=1e-6)
 
 
+def loss_and_gradient(params, tokens):
+    apply_fn = decoder.make_apply(SMALL)
+    return jax.value_and_grad(lambda p: next_token_loss(apply_fn(p, tokens), tokens))(params)
+
+
+# Compiled once for all tests.
+jitted_loss_and_gradient = jax.jit(loss_and_gradient)
+
+
 @pytest.fixture(scope="module")
 def gradient_of_small(small):
-    apply_fn, params, tokens = small
-    return jax.jit(jax.grad(lambda p: next_token_loss(apply_fn(p, tokens), tokens)))(params)
+    _, params, tokens = small
+    return jitted_loss_and_gradient(params, tokens)[1]
 
 
 def test_gradient_matches_finite_differences(small, gradient_of_small):
-    apply_fn, params, tokens = small
-    loss = jax.jit(lambda p: next_token_loss(apply_fn(p, tokens), tokens))
-    direction = random_params(SMALL, seed=5)
-    step = 1e-2
-    ahead, behind = (loss(optax.tree.add_scale(params, s, direction)) for s in (step, -step))
-    # Central differences err by step²; float32 losses by 1e-7 / step.
-    assert float(optax.tree.vdot(gradient_of_small, direction)) == pytest.approx(
-        float(ahead - behind) / (2 * step), rel=2e-2
+    _, params, tokens = small
+    params, direction, gradient = jax.tree.map(np.asarray, (params, random_params(SMALL, seed=5), gradient_of_small))
+    step = np.float32(1e-2)
+    ahead, behind = (
+        jitted_loss_and_gradient(jax.tree.map(lambda p, d, s=s: p + s * d, params, direction), tokens)[0]
+        for s in (step, -step)
     )
+    slope = sum(jax.tree.leaves(jax.tree.map(np.vdot, gradient, direction)))
+    # Central differences err by step²; float32 losses by 1e-7 / step.
+    assert float(slope) == pytest.approx(float(ahead - behind) / (2 * float(step)), rel=2e-2)
 
 
 def relative_error(tree, exact):
-    error = jax.tree.map(lambda a, b: a.astype(jnp.float32) - b, tree, exact)
-    return float(optax.tree.norm(error) / optax.tree.norm(exact))
+    """By NumPy: nothing to compile for the shape of each leaf."""
+    tree, exact = (
+        np.concatenate([np.asarray(leaf, np.float32).ravel() for leaf in jax.tree.leaves(t)]) for t in (tree, exact)
+    )
+    return float(np.linalg.norm(tree - exact) / np.linalg.norm(exact))
 
 
 # bfloat16 keeps 8 bits; errors of 2^-8 pile up over three blocks, and backwards over them again, to about a percent.
@@ -362,7 +376,7 @@ def test_bfloat16_parameters(small, gradient_of_small):
         logits = narrow(params, tokens)
         return next_token_loss(logits, tokens), logits
 
-    (value, logits), gradient = loss(jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params))
+    (value, logits), gradient = loss(jax.tree.map(lambda leaf: np.asarray(leaf).astype(jnp.bfloat16), params))
     assert logits.dtype == value.dtype == jnp.float32
     assert relative_error(logits, apply_fn(params, tokens)) < 0.03
     assert {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {jnp.dtype("bfloat16")}
@@ -372,16 +386,11 @@ def test_bfloat16_parameters(small, gradient_of_small):
 @pytest.fixture(scope="module")
 def nodes():
     """Four nodes with parameters and tokens of their own, and the gradient of each computed alone."""
-    apply_fn = decoder.make_apply(SMALL)
-    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(random_params(SMALL, seed) for seed in range(4)))
-    tokens = random_tokens(SMALL, (4, 2, 7))
+    params = jax.tree.map(lambda *leaves: np.stack(leaves), *(random_params(SMALL, seed) for seed in range(4)))
+    tokens = np.asarray(random_tokens(SMALL, (4, 2, 7)))
 
-    def gradient(params, tokens):
-        return jax.value_and_grad(lambda p: next_token_loss(apply_fn(p, tokens), tokens))(params)
-
-    single = jax.jit(gradient)
-    alone = [single(jax.tree.map(lambda leaf, i=i: leaf[i], params), tokens[i]) for i in range(4)]
-    return gradient, params, tokens, jax.tree.map(lambda *leaves: jnp.stack(leaves), *alone)
+    alone = [jitted_loss_and_gradient(jax.tree.map(lambda leaf, i=i: leaf[i], params), tokens[i]) for i in range(4)]
+    return loss_and_gradient, params, tokens, jax.tree.map(lambda *leaves: np.stack(leaves), *alone)
 
 
 def test_vmap_over_nodes_equals_separate_calls(nodes):
@@ -434,18 +443,20 @@ class TestNextTokenLoss:
         assert float(next_token_loss(jnp.zeros((4, 2, 7, 13)), tokens)) == pytest.approx(np.log(13), rel=1e-6)
 
     def test_mask_weighs_targets(self):
-        logits = jax.random.normal(jax.random.key(0), (2, 5, 13))
-        tokens = random_tokens(SMALL, (2, 5))
-        mask = jnp.array([[True, True, False, True, False], [False, True, False, False, False]])
-        kept = [-jax.nn.log_softmax(logits[row, at - 1])[tokens[row, at]] for row, at in ((0, 1), (0, 3), (1, 1))]
-        assert float(next_token_loss(logits, tokens, mask=mask)) == pytest.approx(float(sum(kept)) / 3, rel=1e-6)
-        weights = 0.25 * mask.astype(jnp.float32)
-        assert float(next_token_loss(logits, tokens, mask=weights)) == pytest.approx(float(sum(kept)) / 3, rel=1e-6)
+        logits = np.random.default_rng(0).normal(size=(2, 5, 13)).astype(np.float32)
+        tokens = np.asarray(random_tokens(SMALL, (2, 5)))
+        mask = np.array([[True, True, False, True, False], [False, True, False, False, False]])
+        log_probs = np.asarray(jax.nn.log_softmax(logits))
+        kept = [-log_probs[row, at - 1, tokens[row, at]] for row, at in ((0, 1), (0, 3), (1, 1))]
+        loss = jax.jit(next_token_loss)
+        assert float(loss(logits, tokens, mask=mask)) == pytest.approx(float(sum(kept)) / 3, rel=1e-6)
+        weights = 0.25 * mask.astype(np.float32)
+        assert float(loss(logits, tokens, mask=weights)) == pytest.approx(float(sum(kept)) / 3, rel=1e-6)
 
     def test_nothing_to_count_is_zero_with_zero_gradient(self):
         tokens = random_tokens(SMALL, (2, 5))
         loss = functools.partial(next_token_loss, tokens=tokens, mask=jnp.zeros((2, 5)))
-        value, gradient = jax.value_and_grad(loss)(jnp.ones((2, 5, 13)))
+        value, gradient = jax.jit(jax.value_and_grad(loss))(jnp.ones((2, 5, 13)))
         assert value == 0
         np.testing.assert_array_equal(gradient, 0)
 
@@ -504,7 +515,9 @@ def test_no_sequences_and_no_tokens(small, shape):
 
 def test_hidden_states_in_the_order_asked_for(small):
     apply_fn, params, tokens = small
-    logits, hidden = decoder.make_apply(SMALL)(params, tokens, hidden_states=(2, -1, 0))
+    chosen = jax.jit(functools.partial(decoder.make_apply(SMALL), hidden_states=(2, -1, 0)))
+    logits, hidden = map(np.asarray, chosen(params, tokens))
+    params, tokens = jax.tree.map(np.asarray, (params, tokens))
     assert hidden.shape == (3, 2, 7, 12)
     np.testing.assert_allclose(logits, apply_fn(params, tokens), atol=1e-6)
     np.testing.assert_array_equal(hidden[2], params["model"]["embed_tokens"]["weight"][tokens])
@@ -513,8 +526,9 @@ def test_hidden_states_in_the_order_asked_for(small):
     two = jax.tree.map(lambda leaf: leaf, params)
     two["model"]["layers"] = jax.tree.map(lambda leaf: leaf[:2], params["model"]["layers"])
     shallow = decoder.make_apply(dataclasses.replace(SMALL, num_layers=2))
-    last = shallow(two, tokens, hidden_states=(2,))[1][0] / params["model"]["norm"]["weight"]
-    scale = jnp.sqrt(jnp.mean(hidden[0] ** 2, axis=-1, keepdims=True) + SMALL.norm_eps)
+    last = jax.jit(functools.partial(shallow, hidden_states=(2,)))(two, tokens)[1][0]
+    last = np.asarray(last) / params["model"]["norm"]["weight"]
+    scale = np.sqrt(np.mean(hidden[0] ** 2, axis=-1, keepdims=True) + SMALL.norm_eps)
     np.testing.assert_allclose(last * scale, hidden[0], atol=1e-4)
 
 
@@ -573,12 +587,12 @@ def test_last_logits_are_those_of_the_last_real_token(small, unstacked):
     real = jnp.array([[True] * 7, [True] * 4 + [False] * 3])
     cache = init_cache(SMALL, 2, 7, unstacked=unstacked)
     layout = unstack_layers(params) if unstacked else params
-    last, cache = decoder.apply_cached(SMALL, layout, tokens, cache, padding_mask=real, fresh=True, last=True)
+    apply_cached = jax.jit(decoder.apply_cached, static_argnums=0, static_argnames=("fresh", "last"))
+    last, cache = apply_cached(SMALL, layout, tokens, cache, padding_mask=real, fresh=True, last=True)
     every = apply_fn(params, tokens)
     np.testing.assert_allclose(last, [every[0, 6], every[1, 3]], atol=1e-5)
-    assert all((np.abs(leaf).sum(axis=(-1, -3)) > 0).all() for leaf in jax.tree.leaves(cache.layers)), (
-        "none is left out"
-    )
+    leaves = map(np.asarray, jax.tree.leaves(cache.layers))
+    assert all((np.abs(leaf).sum(axis=(-1, -3)) > 0).all() for leaf in leaves), "none is left out"
 
 
 class TestBadInput:

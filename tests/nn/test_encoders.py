@@ -95,7 +95,7 @@ def test_half_a_block(name):
             node = stack_of(name, halved)
             for part in path:
                 node = node[part]
-            node.update({key: leaf / 2 for key, leaf in node.items()})
+            node.update({key: np.asarray(leaf) / 2 for key, leaf in node.items()})
         expected = apply_fn(halved, inputs, block_mask=jnp.ones(3), hidden_states=(0, 1, 2, 3)).hidden_states[1]
     np.testing.assert_allclose(half, expected, atol=1e-5)
 
@@ -137,7 +137,7 @@ def test_program_does_not_grow_with_depth_and_remat_is_on_a_flag(name):
 
 
 def relative_error(a, b):
-    return float(jnp.linalg.norm(a.astype(jnp.float32) - b) / jnp.linalg.norm(b))
+    return float(np.linalg.norm(np.asarray(a, np.float32) - b) / np.linalg.norm(b))
 
 
 @two_networks
@@ -146,7 +146,7 @@ def test_bfloat16(name):
     module, config = NETWORKS[name]
     narrow = dataclasses.replace(config, dtype="bfloat16", param_dtype="bfloat16")
     assert {leaf.dtype for leaf in jax.tree.leaves(shapes_of(module, narrow))} == {jnp.dtype("bfloat16")}
-    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    params = jax.tree.map(lambda leaf: np.asarray(leaf).astype(jnp.bfloat16), params)
     output = jax.jit(module.make_apply(narrow))(params, inputs)
     assert output.last_hidden_state.dtype == jnp.bfloat16
     assert head(output).dtype == jnp.float32
@@ -203,8 +203,8 @@ def test_vmap_over_stacked_parameters(name):
     module, config = NETWORKS[name]
     apply_fn = module.make_apply(config)
     other = random_params(module, config, seed=2)
-    stacked = jax.tree.map(lambda a, b: jnp.stack([a, b]), params, other)
-    together = jax.jit(jax.vmap(lambda p, x: head(apply_fn(p, x))))(stacked, jnp.stack([inputs, inputs]))
+    stacked = jax.tree.map(lambda a, b: np.stack([a, b]), params, other)
+    together = jax.jit(jax.vmap(lambda p, x: head(apply_fn(p, x))))(stacked, np.stack([inputs, inputs]))
     np.testing.assert_allclose(together[0], head(network(name)[3]), atol=1e-5)
     assert np.abs(together[1] - together[0]).max() > 0.1
 

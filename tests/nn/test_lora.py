@@ -180,7 +180,7 @@ class TestApplyAndMerge:
             )
         )
         adapters = random_adapters(params)
-        narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+        narrow = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf).astype(jnp.bfloat16)), params)
         logits = jax.jit(apply_fn)(lora.apply(narrow, adapters), TOKENS)
         exact = network[0](lora.apply(params, adapters), TOKENS)
         assert jnp.linalg.norm(logits - exact) < 0.1 * jnp.linalg.norm(exact)

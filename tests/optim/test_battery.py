@@ -3,6 +3,7 @@
 A new one joins by one line in :data:`TRANSFORMATIONS`.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -94,6 +95,17 @@ def run(transformation, params, grads):
     return params, state
 
 
+def scan(transformation, params, state, grads):
+    """The same in one program, which does not grow with the number of gradients."""
+
+    def step(carry, g):
+        params, state = carry
+        updates, state = transformation.update(g, state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    return jax.lax.scan(step, (params, state), grads)[0]
+
+
 def assert_close(got, expected, rtol: float = 1e-5, atol: float = 1e-6) -> None:
     """Within a few roundings of float32 numbers of order one."""
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), got, expected)
@@ -119,17 +131,9 @@ def eager():
 @every
 def test_a_compiled_scan_that_donates_equals_eager_steps(name: str, eager) -> None:
     transformation = make(name)
-
-    def steps(params, state, grads):
-        def step(carry, g):
-            params, state = carry
-            updates, state = transformation.update(g, state, params)
-            return (optax.apply_updates(params, updates), state), None
-
-        return jax.lax.scan(step, (params, state), grads)[0]
-
+    steps = jax.jit(functools.partial(scan, transformation), donate_argnums=(0, 1))
     copies = jax.tree.map(jnp.copy, PARAMS)
-    params, state = jax.jit(steps, donate_argnums=(0, 1))(copies, transformation.init(PARAMS), STACKED_GRADS)
+    params, state = steps(copies, transformation.init(PARAMS), STACKED_GRADS)
     expected_params, expected_state = eager(name)
     assert_close(params, expected_params)
     assert jax.tree.structure(state) == jax.tree.structure(expected_state)
@@ -209,11 +213,13 @@ def test_vmap_over_seeds_and_learning_rates_equals_single_runs(name: str, eager)
     seeds = jax.tree.map(lambda p: jnp.stack([p, -2.0 * p]), PARAMS)
 
     def one(params, rate):
-        return run(make(name, rate), params, GRADS)[0]
+        transformation = make(name, rate)
+        return scan(transformation, params, transformation.init(params), STACKED_GRADS)[0]
 
     together = jax.jit(jax.vmap(one))(seeds, rates)
     assert_close(jax.tree.map(lambda x: x[0], together), eager(name)[0])
-    assert_close(jax.tree.map(lambda x: x[1], together), one(jax.tree.map(lambda x: x[1], seeds), 0.03))
+    alone, _ = run(make(name, 0.03), jax.tree.map(lambda x: x[1], seeds), GRADS)
+    assert_close(jax.tree.map(lambda x: x[1], together), alone)
 
 
 @every

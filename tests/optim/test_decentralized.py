@@ -178,8 +178,9 @@ def test_a_schedule_is_read_at_every_step(name: str) -> None:
     make = getattr(optim, name)
     schedule = optax.piecewise_constant_schedule(0.2, {2: 0.1})
     start, noise = np.ones((N, 7), np.float32), np.float32(heavy_tailed(4))
-    scheduled = trajectory(make(schedule, MIXER), start, noise)
+    scheduled = jax.jit(functools.partial(trajectory, make(schedule, MIXER)))(start, noise)
 
+    @jax.jit
     def by_hand(params, state, rate, disturbance):
         optimizer = make(rate, MIXER)
         updates, state = optimizer.update(split(join(params) - TARGETS + disturbance), state, params)

@@ -1,5 +1,7 @@
 """Directions and hypergradients against closed forms, the dense solution, finite differences and each other."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,17 +30,21 @@ NETWORK = BilevelProblem(
 )
 
 
+# One program: run operation by operation each of some hundred would be compiled on its own.
+network_directions = jax.jit(functools.partial(directions, NETWORK))
+
+
 def network(dtype=np.float64):
     random = np.random.default_rng(1)
 
     def draw(*shape):
-        return jnp.asarray(random.normal(size=shape), dtype)
+        return np.asarray(random.normal(size=shape), dtype)
 
-    x = {"w": draw(4, 5), "shift": draw(), "unused": jnp.zeros((0, 2), dtype)}
+    x = {"w": draw(4, 5), "shift": draw(), "unused": np.zeros((0, 2), dtype)}
     y = {"w": draw(5, CLASSES), "bias": draw(CLASSES)}
     z = {"w": draw(5, CLASSES), "bias": draw(CLASSES)}
-    batches = tuple((draw(12, 4), jnp.asarray(random.integers(0, CLASSES, 12))) for _ in range(2))
-    return BilevelPoint(x, y, z), batches
+    batches = tuple((draw(12, 4), random.integers(0, CLASSES, 12)) for _ in range(2))
+    return jax.tree.map(jnp.asarray, (BilevelPoint(x, y, z), batches))
 
 
 def assert_trees_close(got, expected, **tolerances) -> None:
@@ -53,7 +59,8 @@ def test_directions_of_a_quadratic() -> None:
         random = np.random.default_rng(0)
         x, y, z = random.normal(size=3), random.normal(size=4), random.normal(size=4)
         point = BilevelPoint(*map(jnp.asarray, (x, y, z)))
-        found, curvature = jax.vmap(lambda lower, upper: directions(q.problem, point, lower, upper))(*q.batches)
+        each = jax.jit(jax.vmap(lambda lower, upper: directions(q.problem, point, lower, upper)))
+        found, curvature = jax.tree.map(np.asarray, each(*q.batches))
         for i in range(8):
             np.testing.assert_allclose(found.upper[i], RIDGE * x - q.b[i].T @ z, atol=1e-12)
             np.testing.assert_allclose(found.lower[i], q.a[i] @ y - q.b[i] @ x - q.c[i], atol=1e-12)
@@ -77,7 +84,8 @@ def test_exact_hypergradient_of_a_quadratic(solver: str) -> None:
         q = Quadratic.make()
         x = np.ones(3)
         lower, upper = q.averaged()
-        found = exact_hypergradient(q.problem, jnp.asarray(x), jnp.asarray(q.inner(x)), lower, upper, solver=solver)
+        exact = jax.jit(functools.partial(exact_hypergradient, q.problem, solver=solver))
+        found = exact(jnp.asarray(x), jnp.asarray(q.inner(x)), lower, upper)
         np.testing.assert_allclose(found.hypergradient, q.hypergradient(x), atol=1e-12)
         np.testing.assert_allclose(found.auxiliary, q.auxiliary(x), atol=1e-12)
         assert found.residual < 1e-10
@@ -100,14 +108,20 @@ def test_exact_hypergradient_against_finite_differences() -> None:
             return unravel(jax.lax.scan(newton, flat * 0.1, length=30)[0])
 
         outer = jax.jit(lambda x: NETWORK.upper(x, solved(x), upper))
-        cg, dense = (
-            exact_hypergradient(NETWORK, x, solved(x), lower, upper, solver=solver) for solver in ("cg", "dense")
-        )
+
+        @jax.jit
+        def both(x, y):
+            return [exact_hypergradient(NETWORK, x, y, lower, upper, solver=solver) for solver in ("cg", "dense")]
+
+        cg, dense = both(x, solved(x))
         assert_trees_close(cg, dense._replace(residual=cg.residual), rtol=1e-7, atol=1e-10)
         assert cg.residual < 1e-9
         step = 1e-5  # rounding and curvature leave about 1e-10
+        x = jax.tree.map(np.asarray, x)
         for index in [(0, 0), (3, 2)]:
-            up, down = ({**x, "w": x["w"].at[index].add(s)} for s in (step, -step))
+            nudge = np.zeros_like(x["w"])
+            nudge[index] = step
+            up, down = ({**x, "w": x["w"] + s * nudge} for s in (1, -1))
             slope = (outer(up) - outer(down)) / (2 * step)
             np.testing.assert_allclose(cg.hypergradient["w"][index], slope, atol=1e-8)
         up, down = ({**x, "shift": x["shift"] + s} for s in (step, -step))
@@ -120,7 +134,7 @@ def test_directions_at_the_solution_are_the_hypergradient() -> None:
         q = Quadratic.make()
         x = np.ones(3)
         point = BilevelPoint(*map(jnp.asarray, (x, q.inner(x), q.auxiliary(x))))
-        found, _ = directions(q.problem, point, *q.averaged())
+        found, _ = jax.jit(functools.partial(directions, q.problem))(point, *q.averaged())
         np.testing.assert_allclose(found.lower, 0, atol=1e-12)
         np.testing.assert_allclose(found.auxiliary, 0, atol=1e-12)
         np.testing.assert_allclose(found.upper, q.hypergradient(x), atol=1e-12)
@@ -137,22 +151,29 @@ def test_directions_of_a_network_equal_those_of_formed_hessians() -> None:
             return lambda x, y: loss(to_x(x), to_y(y), batch)
 
         f, g = of(NETWORK.upper, upper), of(NETWORK.lower, lower)
-        mixed = jax.jacfwd(jax.grad(g, 0), 1)(flat_x, flat_y)
-        second = jax.hessian(g, 1)(flat_x, flat_y)
-        found, curvature = directions(NETWORK, point, lower, upper)
-        expected = BilevelPoint(
-            to_x(jax.grad(f, 0)(flat_x, flat_y) + mixed @ flat_z),
-            to_y(jax.grad(g, 1)(flat_x, flat_y)),
-            to_y(jax.grad(f, 1)(flat_x, flat_y) + second @ flat_z),
-        )
+
+        @jax.jit
+        def formed(x, y, z):
+            mixed, second = jax.jacfwd(jax.grad(g, 0), 1)(x, y), jax.hessian(g, 1)(x, y)
+            expected = BilevelPoint(
+                to_x(jax.grad(f, 0)(x, y) + mixed @ z),
+                to_y(jax.grad(g, 1)(x, y)),
+                to_y(jax.grad(f, 1)(x, y) + second @ z),
+            )
+            return expected, z @ second @ z / (z @ z)
+
+        expected, expected_curvature = formed(flat_x, flat_y, flat_z)
+        found, curvature = network_directions(point, lower, upper)
         assert_trees_close(found, expected, rtol=1e-10, atol=1e-12)
-        np.testing.assert_allclose(curvature, flat_z @ second @ flat_z / (flat_z @ flat_z), rtol=1e-10)
+        np.testing.assert_allclose(curvature, expected_curvature, rtol=1e-10)
         # One at a time, as sub-loops need them.
-        assert_trees_close(hypergradient.lower_direction(NETWORK, point, lower), found.lower, rtol=1e-12)
-        auxiliary, again = hypergradient.auxiliary_direction(NETWORK, point, lower, upper)
+        lower_alone = jax.jit(functools.partial(hypergradient.lower_direction, NETWORK))(point, lower)
+        assert_trees_close(lower_alone, found.lower, rtol=1e-12)
+        auxiliary_alone = jax.jit(functools.partial(hypergradient.auxiliary_direction, NETWORK))
+        auxiliary, again = auxiliary_alone(point, lower, upper)
         assert_trees_close(auxiliary, found.auxiliary, rtol=1e-10, atol=1e-12)
         np.testing.assert_allclose(again, curvature, rtol=1e-10)
-        of_upper = hypergradient.upper_direction(NETWORK, point, lower, upper)
+        of_upper = jax.jit(functools.partial(hypergradient.upper_direction, NETWORK))(point, lower, upper)
         assert_trees_close(of_upper, found.upper, rtol=1e-10, atol=1e-12)
 
 
@@ -177,15 +198,15 @@ def test_curvature_flags_a_lower_problem_that_is_not_convex() -> None:
 
 def test_16_bit_inputs_stay() -> None:
     point, batches = network(jnp.bfloat16)
-    found, curvature = directions(NETWORK, point, *batches)
+    found, curvature = network_directions(point, *batches)
     assert jax.tree.map(lambda a: (a.shape, a.dtype), found) == jax.tree.map(lambda a: (a.shape, a.dtype), point)
     assert curvature.dtype == jnp.float32
     wide = jax.tree.map(
-        lambda a: a.astype(jnp.float32) if jnp.issubdtype(a.dtype, jnp.floating) else a, (point, batches)
+        lambda a: np.asarray(a, np.float32) if jnp.issubdtype(a.dtype, jnp.floating) else a, (point, batches)
     )
-    expected, _ = directions(NETWORK, wide[0], *wide[1])
+    expected, _ = network_directions(wide[0], *wide[1])
     # Eight bits of mantissa, some operations deep, numbers of order one.
-    assert_trees_close(jax.tree.map(lambda a: a.astype(jnp.float32), found), expected, atol=0.1)
+    assert_trees_close(jax.tree.map(lambda a: np.asarray(a, np.float32), found), expected, atol=0.1)
 
 
 def test_point_starts_at_zero_and_names_what_is_wrong() -> None:

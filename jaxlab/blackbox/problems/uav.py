@@ -27,7 +27,7 @@ Two habits of the benchmark are kept, so that costs compare:
 Example:
   >>> terrain = generated_terrain(0, size=60, threats=2, levels=3)
   >>> lower, upper = bounds(terrain, 4)
-  >>> lower.shape, bool(cost(terrain, (lower + upper) / 2) > 0)
+  >>> lower.shape, bool(jax.jit(cost)(terrain, (lower + upper) / 2) > 0)
   ((12,), True)
 """
 

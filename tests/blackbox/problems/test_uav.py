@@ -7,6 +7,9 @@ import pytest
 
 from jaxlab.blackbox.problems import uav
 
+# One program for each terrain: each operation on its own would be one more to compile.
+cost, waypoints = jax.jit(uav.cost), jax.jit(uav.waypoints)
+
 
 @pytest.fixture
 def wavy() -> uav.Terrain:
@@ -44,13 +47,13 @@ def test_costs_are_those_of_the_benchmark() -> None:
         paths[1, 3], paths[3] = 0, (lower + upper) / 2
         paths[2, 0::3] *= 2
         paths[4, 1::3] = 0
-        np.testing.assert_allclose(jax.vmap(lambda x: uav.cost(terrain, x))(paths), expected, rtol=1e-10)
+        np.testing.assert_allclose(jax.jit(jax.vmap(uav.cost, (None, 0)))(terrain, paths), expected, rtol=1e-10)
 
 
 def test_a_straight_path_over_flat_ground_costs_its_length(flat) -> None:
     path = straight(flat, 3)
-    np.testing.assert_allclose(uav.waypoints(flat, path)[:, 0], [10, 30, 50, 70, 90], rtol=1e-5)
-    np.testing.assert_allclose(uav.cost(flat, path), 5 * 80 * 2**0.5, rtol=1e-5)
+    np.testing.assert_allclose(waypoints(flat, path)[:, 0], [10, 30, 50, 70, 90], rtol=1e-5)
+    np.testing.assert_allclose(cost(flat, path), 5 * 80 * 2**0.5, rtol=1e-5)
 
 
 def test_threats_ramp_and_collide(flat) -> None:
@@ -58,7 +61,7 @@ def test_threats_ramp_and_collide(flat) -> None:
         """A cylinder of radius 5 beside the middle of one segment, ``distance`` from it."""
         offset = distance / 2**0.5
         threat = jnp.asarray([[40 + offset, 40 - offset, 5.0]])
-        return float(uav.cost(flat.replace(threats=threat), straight(flat, 3)) - uav.cost(flat, straight(flat, 3)))
+        return float(cost(flat.replace(threats=threat), straight(flat, 3)) - cost(flat, straight(flat, 3)))
 
     assert with_threat(17) == 0
     # The neighbouring segments end 10 sqrt(2) away along the path, too far to add to the ramp.
@@ -69,23 +72,23 @@ def test_threats_ramp_and_collide(flat) -> None:
 def test_ground_is_a_wall(flat) -> None:
     ridge = flat.replace(height=flat.height.at[:, 36:40].set(400.0))
     path = straight(ridge, 3)
-    assert uav.cost(ridge, path) == pytest.approx(float(uav.cost(flat, path)) + 1e4, rel=1e-6)
-    assert uav.cost(flat.replace(height=flat.height + 30), path) == pytest.approx(float(uav.cost(flat, path)), rel=1e-5)
+    assert cost(ridge, path) == pytest.approx(float(cost(flat, path)) + 1e4, rel=1e-6)
+    assert cost(flat.replace(height=flat.height + 30), path) == pytest.approx(float(cost(flat, path)), rel=1e-5)
 
 
 def test_sharp_turns_cost_their_angle(flat) -> None:
     quarter = jnp.asarray([20.0, 0, 0, 20.0, 0, jnp.pi / 2])
-    corners = uav.waypoints(flat, quarter)
+    corners = waypoints(flat, quarter)
     np.testing.assert_allclose(corners[1:3, :2], [[10, 30], [30, 30]], atol=1e-4)
     legs = 5 * (20 + 20 + 60 * 2**0.5)
-    np.testing.assert_allclose(uav.cost(flat, quarter), legs + 90, rtol=1e-4)
+    np.testing.assert_allclose(cost(flat, quarter), legs + 90, rtol=1e-4)
 
 
 def test_waypoints_stay_on_the_map(wavy) -> None:
     lower, upper = uav.bounds(wavy, 5)
-    path = uav.waypoints(wavy, 3 * upper)
+    path = waypoints(wavy, 3 * upper)
     assert ((path >= jnp.array([1.0, 1, 100])) & (path <= jnp.array([120.0, 120, 200]))).all()
-    assert jnp.isfinite(uav.cost(wavy, 3 * upper))
+    assert jnp.isfinite(cost(wavy, 3 * upper))
     assert lower.shape == upper.shape == (15,)
 
 

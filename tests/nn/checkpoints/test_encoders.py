@@ -32,8 +32,12 @@ DINO = {name: value for name, value in IMAGES.items() if name != "intermediate_s
 # Class, class of the config, settings, and sizes of images besides the config's.
 THEIRS = {
     "bert": ("BertModel", "BertConfig", TEXT, ()),
-    "bert-tanh-gelu": ("BertModel", "BertConfig", {**TEXT, "hidden_act": "gelu_new", "layer_norm_eps": 0.1}, ()),
-    "bert-classes": ("BertForSequenceClassification", "BertConfig", {**TEXT, "num_labels": 3}, ()),
+    "bert-tanh-gelu-classes": (
+        "BertForSequenceClassification",
+        "BertConfig",
+        {**TEXT, "hidden_act": "gelu_new", "layer_norm_eps": 0.1, "num_labels": 3},
+        (),
+    ),
     "distilbert": ("DistilBertModel", "DistilBertConfig", DISTILLED, ()),
     "distilbert-classes": ("DistilBertForSequenceClassification", "DistilBertConfig", DISTILLED, ()),
     "vit": ("ViTModel", "ViTConfig", {**IMAGES, "pooler_output_size": 6}, ((20, 8),)),
