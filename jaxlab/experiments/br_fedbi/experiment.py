@@ -233,7 +233,7 @@ def _representation(
 
     def score(entry: Entry, rate: float) -> float:
         curves = np.stack(tried[_training(entry), rate])
-        return representation.worst(representation.at_messages(curves, entry.share), config.attacks).mean()
+        return float(representation.worst(representation.at_messages(curves, entry.share), config.attacks).mean())
 
     def better(entry: Entry, rates: Sequence[float], most: int) -> list[float]:
         return sorted(rates, key=lambda rate: -score(entry, rate))[:most]
