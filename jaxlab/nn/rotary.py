@@ -136,7 +136,8 @@ def rotary_angles(
       scaling: change of the frequencies; None means none.
 
     Raises:
-      ValueError: if ``scaling`` needs the length of training and has none, or is dynamic with ``head_dim`` 2.
+      ValueError: if ``scaling`` needs the length of training and has none, is dynamic with ``head_dim`` 2, or is yarn
+        with a ``theta`` of at most 1, for which no frequency is slower than another.
     """
     return jnp.asarray(positions, jnp.float32)[..., None] * _frequencies(positions, head_dim, theta, scaling)
 
@@ -189,6 +190,8 @@ def _frequencies(
         return jnp.asarray(frequencies, jnp.float32) * stretch ** jnp.asarray(
             -exponents * head_dim / (head_dim - 2), jnp.float32
         )
+    if scaling.rope_type == "yarn" and not theta > 1:
+        raise ValueError(f"the rope scaling yarn needs a theta above 1; got {theta}")
     kept = (_yarn_kept if scaling.rope_type == "yarn" else _llama3_kept)(frequencies, length, head_dim, theta, scaling)
     return jnp.asarray(kept * frequencies + (1 - kept) * frequencies / scaling.factor, jnp.float32)
 

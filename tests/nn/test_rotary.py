@@ -122,3 +122,5 @@ def test_scaling_without_what_it_needs():
         rotate(jnp.ones((1, 1, 4)), np.array([0]), scaling=RopeScaling("yarn", 2.0))
     with pytest.raises(ValueError, match="dynamic needs a head_dim above 2; got 2"):
         rotate(jnp.ones((1, 1, 2)), np.array([0]), scaling=RopeScaling("dynamic", 2.0, 8))
+    with pytest.raises(ValueError, match=r"yarn needs a theta above 1; got 1\.0"):
+        rotate(jnp.ones((1, 1, 4)), np.array([0]), theta=1.0, scaling=RopeScaling("yarn", 2.0, 8))
