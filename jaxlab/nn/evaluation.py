@@ -144,8 +144,8 @@ def perplexity(
       stride: tokens between the starts of two windows; None means half a window. A smaller one gives more context to
         each token and takes more windows.
       batch_size: windows at a time. Their logits take ``4 · batch_size · window · vocabulary`` bytes.
-      mask_padding: tell ``apply_fn`` which tokens are real (``padding_mask=``). Padding comes last, where a causal model
-        does not see it, but a rope scaling that depends on the length of the sequence (dynamic) counts it otherwise.
+      mask_padding: tell ``apply_fn`` which tokens are real (``padding_mask=``). Padding comes last, where a causal
+        model does not see it, but a rope scaling that depends on the length of a sequence (dynamic) counts it.
       progress: called after each batch with the number of windows done and of all.
 
     Raises:

@@ -240,6 +240,8 @@ def _read_settings(directory: Path) -> dict[str, Any]:
     for name in ("rank_pattern", "alpha_pattern"):
         if not isinstance(settings.get(name) or {}, dict):
             raise ValueError(f"{path}: {name} must map patterns to numbers; got {settings[name]!r}")
+    if not isinstance(settings.get("use_rslora") or False, bool):
+        raise ValueError(f"{path}: use_rslora must be true or false; got {settings['use_rslora']!r}")
     wrong = [name for name in _VARIANTS if settings.get(name)]
     wrong += ["bias"] if settings.get("bias", "none") != "none" else []
     wrong += ["init_lora_weights"] if not _is_plain(settings.get("init_lora_weights")) else []

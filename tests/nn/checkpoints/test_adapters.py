@@ -212,6 +212,7 @@ class TestBadInput:
             ({"bias": "lora_only"}, "bias='lora_only' is not supported"),
             ({"modules_to_save": ["score"]}, r"modules_to_save=\['score'\] is not supported"),
             ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa' is not supported"),
+            ({"use_rslora": "no"}, "use_rslora must be true or false; got 'no'"),
             ({"peft_type": "IA3"}, "peft_type must be 'LORA'; got 'IA3'"),
             ({"r": "2"}, "the rank of .* must be an integer above 0; got '2'"),
             ({"lora_alpha": None}, "lora_alpha of .* must be a finite number; got None"),
