@@ -221,7 +221,7 @@ def test_tensors_that_do_not_fit(folder, change, message):
         ({"num_attention_heads": 3}, "num_kv_heads must divide num_heads; got 2 and 3"),
         ({"tie_word_embeddings": "no"}, "(?s)the config of .* cannot be used.*tie_embeddings"),
         (
-            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1}},
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1}, "max_position_embeddings": 8},
             "needs a rope_theta above 1; got 1.0",
         ),
         ({"hidden_size": "many"}, "the config of .* cannot be used"),
