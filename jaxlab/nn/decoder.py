@@ -51,7 +51,13 @@ from jaxlab.nn.decoder_config import DecoderConfig
 from jaxlab.nn.kv_cache import KVCache
 from jaxlab.nn.linear import Embedding, Linear
 from jaxlab.nn.norm import RMSNorm
-from jaxlab.nn.pure import check_parameters, check_tokens, parameter_shapes
+from jaxlab.nn.pure import (
+    check_block_mask,
+    check_hidden_states,
+    check_parameters,
+    check_tokens,
+    parameter_shapes,
+)
 from jaxlab.nn.rotary import Rotation, rotary_rotation
 
 __all__ = [
@@ -153,8 +159,10 @@ def next_token_loss(
         is over the weights; it is 0 when none is positive.
 
     Raises:
-      ValueError: if the sequences are shorter than two tokens.
+      ValueError: if the sequences are shorter than two tokens, or the logits are not those of ``tokens``.
     """
+    if logits.shape[:-1] != tokens.shape:
+        raise ValueError(f"logits must have the shape of the tokens, {tokens.shape}, and an axis; got {logits.shape}")
     if tokens.shape[-1] < 2:
         raise ValueError(f"a next token needs sequences of at least two tokens; got {tokens.shape[-1]}")
     losses = optax.softmax_cross_entropy_with_integer_labels(logits[..., :-1, :].astype(jnp.float32), tokens[..., 1:])
@@ -207,7 +215,7 @@ class Decoder(nnx.Module):
             padding inside a sequence, or a hidden state does not exist.
         """
         check_tokens(tokens, padding_mask=padding_mask, positions=positions)
-        self._check_block_mask(block_mask)
+        check_block_mask(block_mask, self.config.num_layers)
         check_padding(padding_mask)
         real = None if padding_mask is None else jnp.asarray(padding_mask)
         if positions is None:
@@ -220,7 +228,7 @@ class Decoder(nnx.Module):
 
     def extend(self, tokens, cache, *, padding_mask=None, block_mask=None, fresh=False, last=False):
         """Logits and the longer cache, with the arguments of `apply_cached`."""
-        self._check_block_mask(block_mask)
+        check_block_mask(block_mask, self.config.num_layers)
         check_padding(padding_mask)
         real = jnp.ones(tokens.shape, bool) if padding_mask is None else jnp.asarray(padding_mask)
         before = jnp.sum(cache.real, axis=1, keepdims=True)
@@ -248,10 +256,6 @@ class Decoder(nnx.Module):
         if real is None and config.attention_implementation == "cudnn" and len(set(config.windowed_layers)) == 1:
             return None
         return attention_masks(config, real=jnp.ones((1, length), bool) if real is None else real)
-
-    def _check_block_mask(self, block_mask: Any) -> None:
-        if block_mask is not None and block_mask.shape != (self.config.num_layers,):
-            raise ValueError(f"block_mask must have shape ({self.config.num_layers},); got {block_mask.shape}")
 
 
 class _Stack(nnx.Module):
@@ -408,7 +412,7 @@ def _structure(config: DecoderConfig, *, unstacked: bool = False) -> _Structure:
 
 def is_unstacked(params: Mapping[str, Any]) -> bool:
     """Whether the blocks lie one by one (`jaxlab.nn.decoder_layout`)."""
-    model = params.get("model")
+    model = params.get("model") if isinstance(params, Mapping) else None
     return isinstance(model, Mapping) and isinstance(model.get("layers"), tuple | list)
 
 
@@ -445,6 +449,7 @@ def _choose(masks: AttentionMasks | None, windowed: Any) -> Array | None:
 
 
 def _hidden_indices(hidden_states: tuple[int, ...] | None, depth: int) -> tuple[int, ...]:
+    check_hidden_states(hidden_states)
     indices = []
     for state in hidden_states or ():
         if not -depth - 1 <= state <= depth:

@@ -112,6 +112,8 @@ class DecoderConfig:
         for name in ("rope_theta", "norm_eps", "initializer_range"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive; got {getattr(self, name)}")
+        if scaling is not None and scaling.rope_type == "yarn" and not self.rope_theta > 1:
+            raise ValueError(f"the rope scaling yarn needs a rope_theta above 1; got {self.rope_theta}")
         _check_choice("dtype", self.dtype, _DTYPES)
         _check_choice("param_dtype", self.param_dtype, _DTYPES)
         _check_choice("attention_implementation", self.attention_implementation, _ATTENTION_IMPLEMENTATIONS)

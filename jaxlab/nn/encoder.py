@@ -33,6 +33,7 @@ from jaxtyping import Array, Bool, Float
 from jaxlab.nn.fields import check_types
 from jaxlab.nn.linear import Linear
 from jaxlab.nn.norm import LayerNorm
+from jaxlab.nn.pure import check_block_mask, check_hidden_states
 
 __all__ = ["ACTIVATIONS", "EncoderConfig", "EncoderOutput", "attend", "run_blocks", "split_over", "stack_blocks"]
 
@@ -180,8 +181,8 @@ def run_blocks(
     Raises:
       ValueError: if ``block_mask`` does not have one entry a block, or there is no hidden state of such a number.
     """
-    if block_mask is not None and block_mask.shape != (num_layers,):
-        raise ValueError(f"block_mask must have shape ({num_layers},); got {block_mask.shape}")
+    check_block_mask(block_mask, num_layers)
+    check_hidden_states(hidden_states)
     for place in hidden_states or ():
         if not -num_layers - 1 <= place <= num_layers:
             raise ValueError(f"hidden_states must be in -{num_layers + 1}..{num_layers}; got {place}")

@@ -32,7 +32,17 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 if TYPE_CHECKING:
     from jaxlab.nn.checkpoints import Model
 
-__all__ = ["Perplexity", "Score", "perplexity", "score", "text_perplexity", "text_score", "token_losses", "windows"]
+__all__ = [
+    "Perplexity",
+    "Score",
+    "needs_padding_mask",
+    "perplexity",
+    "score",
+    "text_perplexity",
+    "text_score",
+    "token_losses",
+    "windows",
+]
 
 Tokens = Int[Array | np.ndarray, " _"] | Sequence[int]
 
@@ -120,6 +130,7 @@ def perplexity(
     window: int = 1024,
     stride: int | None = None,
     batch_size: int = 1,
+    mask_padding: bool = False,
     progress: Callable[[int, int], object] | None = None,
 ) -> Perplexity:
     """Perplexity of one text.
@@ -133,14 +144,18 @@ def perplexity(
       stride: tokens between the starts of two windows; None means half a window. A smaller one gives more context to
         each token and takes more windows.
       batch_size: windows at a time. Their logits take ``4 · batch_size · window · vocabulary`` bytes.
+      mask_padding: tell ``apply_fn`` which tokens are real (``padding_mask=``). Padding comes last, where a causal
+        model does not see it, but a rope scaling that depends on the length of a sequence (dynamic) counts it.
       progress: called after each batch with the number of windows done and of all.
 
     Raises:
       ValueError: if the text has fewer than two tokens or a size is out of range.
     """
-    cut, counts = windows(tokens, window=window, stride=max(1, window // 2) if stride is None else stride)
+    stride = max(1, window // 2) if stride is None else stride
+    cut, counts = windows(tokens, window=window, stride=stride)
+    lengths = np.minimum(len(tokens) - stride * np.arange(len(cut)), cut.shape[1]) if mask_padding else None
     nats, done = 0.0, 0
-    for losses, _, counted in _batches(apply_fn, params, cut, counts, batch_size):
+    for losses, _, counted in _batches(apply_fn, params, cut, counts, batch_size, lengths):
         nats += float(losses[counted].sum(dtype=np.float64))
         done += len(losses)
         if progress is not None:
@@ -158,6 +173,7 @@ def score(
     *,
     batch_size: int = 8,
     length_bucket: int = 32,
+    mask_padding: bool = False,
 ) -> Score:
     """Log-likelihood of each continuation given its prompt.
 
@@ -168,6 +184,7 @@ def score(
       continuations: token ids that follow the prompt, at least one each.
       batch_size: pairs at a time.
       length_bucket: all are padded to one multiple of this, so that other lengths compile nothing anew.
+      mask_padding: as for `perplexity`.
 
     Raises:
       ValueError: if a prompt or continuation is empty (says which), or there is not one prompt a continuation.
@@ -186,7 +203,8 @@ def score(
         tokens[i, : lengths[i]] = [*prompt, *rest]
         counts[i, len(prompt) : lengths[i]] = True
     sums, greedy = [], []
-    for losses, hits, counted in _batches(apply_fn, params, tokens, counts[:, 1:], batch_size):
+    known = lengths if mask_padding else None
+    for losses, hits, counted in _batches(apply_fn, params, tokens, counts[:, 1:], batch_size, known):
         sums.append(-np.sum(losses, axis=1, where=counted, dtype=np.float64))
         greedy.append(np.all(hits, axis=1, where=counted))
     number = counts.sum(axis=1)
@@ -200,6 +218,7 @@ def text_perplexity(model: "Model", text: str, **options: Any) -> Perplexity:
     Raises:
       ValueError: if the model has no tokenizer, or the text is too short.
     """
+    options = {"mask_padding": needs_padding_mask(model.config), **options}
     return perplexity(model.apply_fn, model.params, _tokenizer(model).encode(text), **options)
 
 
@@ -218,7 +237,14 @@ def text_score(model: "Model", prompts: Sequence[str], continuations: Sequence[s
         tokenizer.encode(prompt + continuation)[len(tokens) :]
         for prompt, continuation, tokens in zip(prompts, continuations, before, strict=True)
     ]
+    options = {"mask_padding": needs_padding_mask(model.config), **options}
     return score(model.apply_fn, model.params, before, rest, **options)
+
+
+def needs_padding_mask(config: Any) -> bool:
+    """Whether padding after a sequence changes its logits: the ``mask_padding`` of a network with this config."""
+    scaling = getattr(config, "rotary_scaling", None)
+    return scaling is not None and scaling.rope_type == "dynamic"
 
 
 def _tokenizer(model: "Model") -> Any:
@@ -228,8 +254,9 @@ def _tokenizer(model: "Model") -> Any:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _losses_and_hits(apply_fn, params, tokens):
-    logits, targets = apply_fn(params, tokens)[:, :-1].astype(jnp.float32), tokens[:, 1:]
+def _losses_and_hits(apply_fn, params, tokens, real=None):
+    options = {} if real is None else {"padding_mask": real}
+    logits, targets = apply_fn(params, tokens, **options)[:, :-1].astype(jnp.float32), tokens[:, 1:]
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
     return losses, jnp.argmax(logits, axis=-1) == targets
 
@@ -240,6 +267,7 @@ def _batches(
     tokens: np.ndarray,
     counts: np.ndarray,
     batch_size: int,
+    lengths: np.ndarray | None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Losses, whether the token is the likeliest, and whether it counts; the last batch is filled up."""
     if batch_size < 1:
@@ -249,5 +277,9 @@ def _batches(
         batch = tokens[begin : begin + batch_size]
         rows = len(batch)
         batch = np.pad(batch, ((0, batch_size - rows), (0, 0)))
-        losses, hits = (np.asarray(part)[:rows] for part in _losses_and_hits(apply_fn, params, batch))
+        real = None
+        if lengths is not None:
+            ends = np.pad(lengths[begin : begin + rows], (0, batch_size - rows))
+            real = np.arange(batch.shape[1]) < ends[:, None]
+        losses, hits = (np.asarray(part)[:rows] for part in _losses_and_hits(apply_fn, params, batch, real))
         yield losses, hits, counts[begin : begin + rows]

@@ -347,8 +347,11 @@ def _check_ids(name: str, value: Any) -> None:
     known = _value(value)
     if known is None:
         return
-    if known.dtype.kind not in "iu" or not ((known >= -1) & (known < 2**31)).all():
-        raise ValueError(f"{name} must hold ids of tokens, from -1 to 2^31 - 1; got {value!r}")
+    if known.dtype.kind not in "iu":
+        raise ValueError(f"{name} must hold ids of tokens, which are integers; got {_said(value, known)}")
+    outside = (known < -1) | (known >= 2**31)
+    if outside.any():
+        raise ValueError(f"{name} must hold ids of tokens, from -1 to 2^31 - 1; got {known[outside].flat[0]}")
 
 
 def _check_prompts(config: DecoderConfig, tokens: Any, padding_mask: Any, max_new_tokens: int) -> None:
@@ -395,9 +398,14 @@ def _check_option(
         raise ValueError(f"{name} must be one value or one for each of {batch} sequences; got shape {np.shape(value)}")
     known = _value(value)
     if known is not None and known.dtype.kind not in kinds:
-        raise ValueError(f"{name} must be {range_}; got {value!r}")
+        raise ValueError(f"{name} must be {range_}; got {_said(value, known)}")
     if known is not None and not valid(known).all():
         raise ValueError(f"{name} must be {range_}; got {known[~valid(known)].flat[0]}")
+
+
+def _said(value: Any, known: np.ndarray) -> str:
+    """What was given, in one line."""
+    return repr(value) if known.ndim == 0 else f"{known.dtype} of shape {known.shape}"
 
 
 def _value(array: Any) -> np.ndarray | None:

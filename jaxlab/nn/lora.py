@@ -107,8 +107,8 @@ def init(
       dtype: of the factors.
 
     Raises:
-      ValueError: if a pattern stands for nothing, naming it and some paths, or ``rank`` is below one or larger than a
-        matrix, naming that.
+      ValueError: if a pattern stands for nothing, naming it and some paths, ``rank`` is below one or larger than a
+        matrix, naming that, or the blocks lie one by one (`unstack_layers`).
     """
     if rank < 1:
         raise ValueError(f"rank must be at least 1; got {rank}")
@@ -186,7 +186,13 @@ def matrices(params: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Give the linear maps that may be changed: their paths, and the shapes ``[..., out, in]`` of their weights.
 
     Blocks are known by a part ``layer`` or ``layers`` in the path, tables by ``embed`` in the last part.
+
+    Raises:
+      ValueError: if the blocks lie one by one.
     """
+    model = params.get("model")
+    if isinstance(model, Mapping) and isinstance(model.get("layers"), tuple | list):
+        raise ValueError("adapters need stacked blocks; apply or merge them first, then unstack_layers")
     found = {}
     for path, shape in parameter_shapes(params).items():
         *parents, name = path.split("/")

@@ -13,11 +13,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxlab.nn.linear import LowRankSum
 
-__all__ = ["check_parameters", "check_tokens", "parameter_shapes", "pure_function"]
+__all__ = [
+    "check_block_mask",
+    "check_hidden_states",
+    "check_parameters",
+    "check_tokens",
+    "parameter_shapes",
+    "pure_function",
+]
 
 
 def pure_function(build: Callable[[], nnx.Module]) -> Callable[..., Any]:
@@ -47,6 +55,8 @@ def parameter_shapes(params: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 def check_parameters(params: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]]) -> None:
     """Raise ValueError, naming the parameter, if the paths or shapes are not those that a network expects."""
+    if not isinstance(params, Mapping):
+        raise ValueError(f"params must be a dict as init or a checkpoint gives it; got a {type(params).__name__}")
     given = parameter_shapes(params)
     for path in sorted(expected.keys() | given.keys()):
         if path not in given:
@@ -73,6 +83,26 @@ def check_tokens(tokens: Any, **others: Any) -> None:
     for name, value in others.items():
         if value is not None and tuple(jnp.shape(value)) not in (tokens.shape, (1, tokens.shape[1])):
             raise ValueError(f"{name} must have the shape of the tokens, {tokens.shape}; got {jnp.shape(value)}")
+
+
+def check_block_mask(block_mask: Any, num_layers: int) -> None:
+    """Raise ValueError if a mask, which may be traced, is no array with one entry a block."""
+    if block_mask is None:
+        return
+    if not hasattr(block_mask, "shape"):
+        raise ValueError(f"block_mask must be an array with one entry a block; got a {type(block_mask).__name__}")
+    if block_mask.shape != (num_layers,):
+        raise ValueError(f"block_mask must have shape ({num_layers},); got {block_mask.shape}")
+
+
+def check_hidden_states(hidden_states: Any) -> None:
+    """Raise ValueError if the hidden states asked for are no tuple of integers."""
+    if hidden_states is None:
+        return
+    if not isinstance(hidden_states, tuple | list) or not all(
+        isinstance(state, int | np.integer) and not isinstance(state, bool) for state in hidden_states
+    ):
+        raise ValueError(f"hidden_states must be a tuple of integers; got {hidden_states!r}")
 
 
 def _apply(

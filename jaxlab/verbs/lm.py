@@ -20,7 +20,7 @@ from rich.progress import Progress
 from jaxlab.data import load_text
 from jaxlab.nn import DecoderConfig, generate_stream, unstack_layers
 from jaxlab.nn.checkpoints import BUILT_IN, Model, load
-from jaxlab.nn.evaluation import perplexity
+from jaxlab.nn.evaluation import needs_padding_mask, perplexity
 from jaxlab.nn.tokenizer import Tokenizer
 
 __all__ = ["main"]
@@ -132,6 +132,7 @@ def _perplexity(options: argparse.Namespace) -> None:
             window=window,
             stride=options.stride,
             batch_size=options.batch_size,
+            mask_padding=needs_padding_mask(model.config),
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     found: dict[str, Any] = result._asdict()

@@ -1,3 +1,5 @@
+import dataclasses
+import functools
 import inspect
 import math
 
@@ -9,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxlab.nn import DecoderConfig, decoder
-from jaxlab.nn.evaluation import perplexity, score, token_losses, windows
+from jaxlab.nn.evaluation import needs_padding_mask, perplexity, score, token_losses, windows
+from jaxlab.nn.rotary import RopeScaling
 
 VOCABULARY = 7
 
@@ -121,6 +124,30 @@ def test_padding_does_not_reach_the_score():
         for p, c in zip(prompts, continuations, strict=True)
     ]
     np.testing.assert_allclose(together.log_likelihoods, alone, rtol=1e-5)
+
+
+def test_padding_does_not_count_for_a_scaling_by_length():
+    """Of 10 tokens in windows of 7, the last has four: with padding dynamic rope would take it for seven."""
+    config = DecoderConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=8,
+        intermediate_size=8,
+        num_layers=1,
+        num_heads=1,
+        initializer_range=1.0,
+        rope_scaling=RopeScaling("dynamic", 40.0, original_max_position_embeddings=3),
+    )
+    assert needs_padding_mask(config)
+    assert not needs_padding_mask(dataclasses.replace(config, rope_scaling=None))
+    apply_fn, params = decoder.init(config, jax.random.key(0))
+    text = np.array([1, 2, 3, 4, 5, 6, 1, 3, 0, 2])
+    losses = [token_losses(apply_fn, params, text[None, begin:end])[0] for begin, end in ((0, 7), (6, 10))]
+    whole = functools.partial(perplexity, apply_fn, params, text, window=7, stride=6, batch_size=2)
+    expected = float(sum(map(jnp.sum, losses)))
+    assert whole(mask_padding=True).nats == pytest.approx(expected, rel=1e-5)
+    assert abs(whole().nats - expected) > 0.01
+    scored = score(apply_fn, params, [text[:1], text[6:7]], [text[1:7], text[7:]], length_bucket=7, mask_padding=True)
+    np.testing.assert_allclose(scored.log_likelihoods, [-jnp.sum(loss) for loss in losses], rtol=1e-5)
 
 
 def test_perplexity_equals_a_plain_loop_in_transformers(text, tmp_path):

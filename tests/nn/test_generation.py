@@ -1,4 +1,5 @@
 import dataclasses
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -284,6 +285,13 @@ def test_bad_input(params, change, message):
     options = {"tokens": np.ones((2, 3), int), **change}
     with pytest.raises(ValueError, match=message):
         run(params, **options)
+
+
+def test_arrays_of_another_kind_are_named_in_one_line():
+    with pytest.raises(
+        ValueError, match=r"stop_tokens must hold .*, which are integers; got float64 of shape \(2, 2\)$"
+    ):
+        inspect.unwrap(generation._check_ids)("stop_tokens", np.ones((2, 2)))  # without the type check of the test run
 
 
 def test_padding_may_hold_any_id(params):

@@ -56,6 +56,10 @@ class TestInit:
             "model/layers/mlp/down_proj/lora_B/weight": (3, 8, 2),
         }
 
+    def test_blocks_one_by_one(self, network):
+        with pytest.raises(ValueError, match="adapters need stacked blocks; apply or merge them first"):
+            lora.init(unstack_layers(network[1]), jax.random.key(0), target="q_proj", rank=2)
+
     def test_draws(self):
         shapes = {"wide": {"weight": jax.ShapeDtypeStruct((100, 400), jnp.float32)}}
         adapters = lora.init(shapes, jax.random.key(0), target="wide", rank=50, dtype="bfloat16")

@@ -43,6 +43,19 @@ def test_keeps_lengths_and_position_zero():
     np.testing.assert_array_equal(rotate(x, jnp.zeros(4, int)), x)
 
 
+def test_cosines_are_computed_once_for_all_heads_and_blocks():
+    """XLA would fuse them into every use: prefill on CPUs then takes a twentieth longer."""
+
+    def turn_all(x, positions):
+        rotation = rotary_rotation(positions, head_dim=8)
+        for _ in range(3):
+            x = jnp.einsum("bthd,ed->bthe", apply_rotary(x, rotation), jnp.ones((8, 8)))
+        return x
+
+    compiled = jax.jit(turn_all).lower(jnp.ones((2, 5, 3, 8)), jnp.zeros((2, 5), int)).compile()
+    assert compiled.as_text().count(" cosine(") == 1
+
+
 def test_bfloat16_is_turned_in_float32():
     x = jax.random.normal(jax.random.key(2), (4, 2, 8), jnp.bfloat16)
     out = rotate(x, jnp.arange(4) + 1000)
@@ -109,3 +122,5 @@ def test_scaling_without_what_it_needs():
         rotate(jnp.ones((1, 1, 4)), np.array([0]), scaling=RopeScaling("yarn", 2.0))
     with pytest.raises(ValueError, match="dynamic needs a head_dim above 2; got 2"):
         rotate(jnp.ones((1, 1, 2)), np.array([0]), scaling=RopeScaling("dynamic", 2.0, 8))
+    with pytest.raises(ValueError, match=r"yarn needs a theta above 1; got 1\.0"):
+        rotate(jnp.ones((1, 1, 4)), np.array([0]), theta=1.0, scaling=RopeScaling("yarn", 2.0, 8))

@@ -8,10 +8,13 @@ A pair of factors is stored under the name of the linear map it changes, one pai
 and the settings hold the rank ``r``, ``lora_alpha``, and exceptions from both by patterns of names. Which matrices are
 changed is taken from the tensors, not from ``target_modules``. What is written always names every map in full.
 
-Names are those of the network's checkpoint; a first part that its parameters here lack (``bert.``) is passed over::
+Names are those of the network's checkpoint; a first part that its parameters here lack (``bert.``) is passed over.
+ViT and DINOv2 are the exception: ``transformers`` 5 has other names in the network than in its files, and PEFT takes
+those of the network. Both are read; to write them `save_adapters` has to know the config ::
 
     adapters = load_adapters("folder", params)
     save_adapters(adapters, "folder", base_model="HuggingFaceTB/SmolLM2-135M")
+    save_adapters(adapters, "folder", config=model.config)                         # of a ViT
 """
 
 import collections
@@ -27,8 +30,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlab.nn.checkpoints.tensors import TensorWriter, open_tensors
+from jaxlab.nn.dinov2 import Dinov2Config
 from jaxlab.nn.lora import Adapters, Target, factors_of, matrices, place
 from jaxlab.nn.untrusted import read_object
+from jaxlab.nn.vit import ViTConfig
 
 __all__ = ["load_adapters", "save_adapters"]
 
@@ -113,21 +118,33 @@ def save_adapters(
     prefix: str = "",
     base_model: str | None = None,
     task_type: str | None = None,
+    config: Any = None,
 ) -> None:
     """Write adapters so that PEFT reads them.
 
     Args:
       adapters: made by `jaxlab.nn.lora.init` or read.
       directory: where to write; made if it is missing. Adapters in it are replaced.
-      prefix: what stands before our paths in the network that will read them: ``"bert"`` for BERT with a head.
+      prefix: what stands before our paths in the network that will read them, save before its head's: ``"bert"`` for
+        BERT with a head.
       base_model: name or folder of the network they change.
       task_type: what PEFT shall wrap it as, say ``"CAUSAL_LM"``.
+      config: of the network, as in ``Model.config``; needed for ViT and DINOv2 alone.
+
+    Raises:
+      ValueError: if there is nothing to save, or the adapters are for a ViT or DINOv2 and there is no config.
     """
     directory = Path(directory)
+    renamed = _RENAMED.get(type(config), {})
+    unnamed = [target.path for target in adapters.targets if "/attention/attention/" in target.path]
+    if unnamed and type(config) not in _RENAMED:
+        raise ValueError(f"{unnamed[0]} is of a ViT or a DINOv2, which PEFT names differently; give their config")
     named: dict[str, tuple[int, float, jax.Array, jax.Array]] = {}
     for target in adapters.targets:
         down, up = factors_of(adapters, target)
-        parts = [*([prefix] if prefix else []), *target.path.split("/")]
+        parts = renamed.get(target.path, target.path).split("/")
+        if prefix and parts[0] not in _HEADS:
+            parts = [prefix, *parts]
         stacked = down.ndim == 3
         for row, (rank, alpha) in enumerate(zip(target.ranks, target.alphas, strict=True)):
             if rank == 0:
@@ -173,6 +190,25 @@ def save_adapters(
 _ROOT = "base_model.model."
 _SETTINGS = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
+_HEADS = ("classifier", "pre_classifier", "visual_projection", "lm_head")
+# Our paths, which are those of the files, and what transformers 5 calls them in its networks.
+_RENAMED: dict[type, dict[str, str]] = {
+    ViTConfig: {
+        "encoder/layer/attention/attention/query": "layers/attention/q_proj",
+        "encoder/layer/attention/attention/key": "layers/attention/k_proj",
+        "encoder/layer/attention/attention/value": "layers/attention/v_proj",
+        "encoder/layer/attention/output/dense": "layers/attention/o_proj",
+        "encoder/layer/intermediate/dense": "layers/mlp/fc1",
+        "encoder/layer/output/dense": "layers/mlp/fc2",
+    },
+    Dinov2Config: {
+        "encoder/layer/attention/attention/query": "encoder/layer/attention/q_proj",
+        "encoder/layer/attention/attention/key": "encoder/layer/attention/k_proj",
+        "encoder/layer/attention/attention/value": "encoder/layer/attention/v_proj",
+        "encoder/layer/attention/output/dense": "encoder/layer/attention/o_proj",
+    },
+}
+_OURS = {theirs: ours for names in _RENAMED.values() for ours, theirs in names.items()}
 # Settings that make it something else than W + s B A with nothing besides, unless they are off.
 _VARIANTS = (
     "use_dora",
@@ -204,6 +240,8 @@ def _read_settings(directory: Path) -> dict[str, Any]:
     for name in ("rank_pattern", "alpha_pattern"):
         if not isinstance(settings.get(name) or {}, dict):
             raise ValueError(f"{path}: {name} must map patterns to numbers; got {settings[name]!r}")
+    if not isinstance(settings.get("use_rslora") or False, bool):
+        raise ValueError(f"{path}: use_rslora must be true or false; got {settings['use_rslora']!r}")
     wrong = [name for name in _VARIANTS if settings.get(name)]
     wrong += ["bias"] if settings.get("bias", "none") != "none" else []
     wrong += ["init_lora_weights"] if not _is_plain(settings.get("init_lora_weights")) else []
@@ -243,9 +281,10 @@ def _locate(module: str, known: Mapping[str, Any]) -> tuple[str | None, int | No
     block = int(parts[numbers[0]]) if numbers else None
     parts = [part for place, part in enumerate(parts) if place not in numbers[:1]]
     for start in range(2):
-        path = "/".join(parts[start:])
-        if path in known and (len(known[path]) == 3) == (block is not None):
-            return path, block
+        named = "/".join(parts[start:])
+        for path in (named, _OURS.get(named, named)):
+            if path in known and (len(known[path]) == 3) == (block is not None):
+                return path, block
     return None, None
 
 

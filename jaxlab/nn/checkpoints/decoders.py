@@ -54,7 +54,8 @@ class _ModelType:
         except KeyError as error:
             raise ValueError(f"config.json lacks {error}") from None
         _check_supported(settings)
-        bias = bool(self.attention_bias and get("attention_bias", False))
+        # Not bool(...): whatever is no flag is refused by the config.
+        bias = self.attention_bias and (get("attention_bias") or False)
         rope_theta, rope_scaling = _read_rope(settings)
         window, layer_types = self._read_windows(settings, layers)
         dtype = str(get("dtype") or get("torch_dtype") or "float32")
@@ -68,10 +69,10 @@ class _ModelType:
             rope_theta=rope_theta,
             rope_scaling=rope_scaling,
             norm_eps=get("rms_norm_eps", 1e-6),
-            tie_embeddings=bool(get("tie_word_embeddings", False)),
+            tie_embeddings=get("tie_word_embeddings") or False,
             qkv_bias=self.qkv_bias or bias,
             output_bias=bias,
-            mlp_bias=bool(self.mlp_bias and get("mlp_bias", False)),
+            mlp_bias=self.mlp_bias and (get("mlp_bias") or False),
             qk_norm=self.qk_norm,
             sliding_window=window,
             layer_types=layer_types,

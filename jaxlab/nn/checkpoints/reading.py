@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxlab.nn.checkpoints.family import Family
@@ -65,7 +66,7 @@ def read_params(
       source: what an error calls the checkpoint.
 
     Raises:
-      ValueError: if tensors are missing, unexpected, or of another shape, naming them and both shapes.
+      ValueError: if tensors are missing, unexpected, of another shape, naming them and both shapes, or of integers.
     """
     shapes = parameter_shapes(family, config)
     stored = _rename(family, tensors, source)
@@ -80,6 +81,11 @@ def read_params(
                 raise ValueError(
                     f"tensor {stored[name]} of {source} has shape {specs[stored[name]].shape}, "
                     f"but its config.json asks for {wanted}"
+                )
+            if not jnp.issubdtype(specs[stored[name]].dtype, jnp.floating):
+                raise ValueError(
+                    f"tensor {stored[name]} of {source} must hold floating-point numbers; "
+                    f"got {specs[stored[name]].dtype}, as a quantised network has"
                 )
     made = []
     for (path, leaf), where in zip(leaves, _broadcast(sharding, shapes), strict=True):

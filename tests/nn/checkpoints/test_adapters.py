@@ -122,6 +122,36 @@ def test_a_prefix_that_our_paths_lack(peers, tmp_path):
     assert names[0].keys() == names[1].keys()
 
 
+@pytest.mark.parametrize("name", ["ViT", "Dinov2"])
+def test_vision_networks_whose_names_are_not_those_of_their_files(name, peers, tmp_path):
+    torch, transformers, peft = peers
+    torch.manual_seed(0)
+    sizes = {**SIZES, "num_hidden_layers": 2, "image_size": 4, "patch_size": 2, "num_labels": 3}
+    network = getattr(transformers, f"{name}ForImageClassification")(
+        getattr(transformers, f"{name}Config")(**sizes, initializer_range=0.5)
+    ).eval()
+    network.save_pretrained(tmp_path / "base")
+    adapted = peft.get_peft_model(network, peft.LoraConfig(r=2, lora_alpha=5, target_modules="all-linear")).eval()
+    randomise(torch, adapted)
+    adapted.save_pretrained(tmp_path / "theirs")
+    images = np.random.default_rng(0).normal(size=(2, 4, 4, 3)).astype(np.float32)
+    pixels = torch.from_numpy(np.moveaxis(images, -1, 1).copy())
+    with torch.no_grad():
+        expected = adapted(pixels).logits.numpy()
+    model = load(tmp_path / "base")
+    adapters = load_adapters(tmp_path / "theirs", model.params)
+    assert len(adapters.targets) == 7, "four of the attention, two of the feed-forward layer, the classifier"
+    output = jax.jit(model.apply_fn)(lora.apply(model.params, adapters), images)
+    np.testing.assert_allclose(output.logits, expected, atol=1e-4)
+    save_adapters(adapters, tmp_path / "ours", prefix=name.lower(), config=model.config)
+    files = [
+        safetensors.numpy.load_file(tmp_path / folder / "adapter_model.safetensors") for folder in ("theirs", "ours")
+    ]
+    assert files[0].keys() == files[1].keys()
+    with pytest.raises(ValueError, match="encoder/layer/attention/attention/key is of a ViT or a DINOv2, which PEFT"):
+        save_adapters(adapters, tmp_path / "ours")
+
+
 @pytest.fixture
 def written(tmp_path):
     """Shapes of a network, adapters of order one, and their folder."""
@@ -182,6 +212,7 @@ class TestBadInput:
             ({"bias": "lora_only"}, "bias='lora_only' is not supported"),
             ({"modules_to_save": ["score"]}, r"modules_to_save=\['score'\] is not supported"),
             ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa' is not supported"),
+            ({"use_rslora": "no"}, "use_rslora must be true or false; got 'no'"),
             ({"peft_type": "IA3"}, "peft_type must be 'LORA'; got 'IA3'"),
             ({"r": "2"}, "the rank of .* must be an integer above 0; got '2'"),
             ({"lora_alpha": None}, "lora_alpha of .* must be a finite number; got None"),

@@ -180,6 +180,10 @@ def test_a_tied_head_that_was_written_is_ignored(tmp_path):
             lambda t: t.update({"model.layers.1.mlp.up_proj.weight": np.ones((16, 32), np.float32)}),
             r"tensor model\.layers\.1\.mlp\.up_proj\.weight of .* has shape \(16, 32\), .* asks for \(32, 16\)",
         ),
+        (
+            lambda t: t.update({"model.layers.1.mlp.up_proj.weight": np.ones((32, 16), np.int8)}),
+            r"tensor model\.layers\.1\.mlp\.up_proj\.weight of .* must hold floating-point numbers; got int8",
+        ),
         (lambda t: t.pop("model.norm.weight"), r"lacks a tensor: model\.norm\.weight"),
         (
             lambda t: [t.pop(f"model.layers.{i}.self_attn.q_proj.bias") for i in range(3)],
@@ -194,7 +198,7 @@ def test_a_tied_head_that_was_written_is_ignored(tmp_path):
             r"has a tensor that the qwen2 of its config has not: model\.layers\.3\.mlp\.up_proj\.weight",
         ),
     ],
-    ids=["shape", "shape-of-block", "missing", "missing-many", "renamed", "unexpected"],
+    ids=["shape", "shape-of-block", "integers", "missing", "missing-many", "renamed", "unexpected"],
 )
 def test_tensors_that_do_not_fit(folder, change, message):
     rewrite(folder, change)
@@ -215,6 +219,11 @@ def test_tensors_that_do_not_fit(folder, change, message):
         ({"quantization_config": {"quant_method": "gptq"}}, "weights quantised by gptq are not supported"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
         ({"num_attention_heads": 3}, "num_kv_heads must divide num_heads; got 2 and 3"),
+        ({"tie_word_embeddings": "no"}, "(?s)the config of .* cannot be used.*tie_embeddings"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1}, "max_position_embeddings": 8},
+            "needs a rope_theta above 1; got 1.0",
+        ),
         ({"hidden_size": "many"}, "the config of .* cannot be used"),
         ({"dtype": "int4"}, "dtype must be one of float32, bfloat16, float16; got 'int4'"),
     ],
