@@ -41,7 +41,7 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jaxlab.nn.linear import Embedding, Linear
+from jaxlab.nn.linear import Embedding
 
 __all__ = ["DiT", "DiTConfig", "load_dit", "save_dit"]
 
@@ -275,9 +275,12 @@ def _sines(t: Array) -> Array:
     return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)
 
 
-def _linear(config: DiTConfig, inputs: int, outputs: int, rngs: nnx.Rngs) -> Linear:
-    return Linear(inputs, outputs, use_bias=True, stddev=inputs**-0.5, dtype=config.dtype, rngs=rngs)
+def _linear(config: DiTConfig, inputs: int, outputs: int, rngs: nnx.Rngs) -> nnx.Linear:
+    # Weights [in, out]: XLA's products on CPU read the layout of `jaxlab.nn.Linear` at two thirds of the speed where
+    # there are few rows, as in the edit of one image.
+    draw = nnx.initializers.normal(inputs**-0.5)
+    return nnx.Linear(inputs, outputs, kernel_init=draw, dtype=config.dtype, rngs=rngs)
 
 
-def _zero_linear(config: DiTConfig, inputs: int, outputs: int, rngs: nnx.Rngs) -> Linear:
-    return Linear(inputs, outputs, use_bias=True, stddev=0.0, dtype=config.dtype, rngs=rngs)
+def _zero_linear(config: DiTConfig, inputs: int, outputs: int, rngs: nnx.Rngs) -> nnx.Linear:
+    return nnx.Linear(inputs, outputs, kernel_init=nnx.initializers.zeros_init(), dtype=config.dtype, rngs=rngs)

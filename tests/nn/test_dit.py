@@ -52,8 +52,8 @@ def test_against_a_loop_over_tokens_in_numpy(model) -> None:
     by_name = {name.removesuffix(".value"): x for name, x in state.items()}
 
     def linear(name, x, layer=None):
-        weight, bias = by_name[f"{name}.weight"], by_name[f"{name}.bias"]
-        return x @ (weight if layer is None else weight[layer]).T + (bias if layer is None else bias[layer])
+        weight, bias = by_name[f"{name}.kernel"], by_name[f"{name}.bias"]
+        return x @ (weight if layer is None else weight[layer]) + (bias if layer is None else bias[layer])
 
     def silu(x):
         return x / (1 + np.exp(-x))

@@ -23,8 +23,8 @@ def folder(tmp_path_factory):
     leaves = nnx.to_pure_dict(state)
     model = nnx.merge(graph, state)
     # A fresh network is zero everywhere and would edit nothing.
-    model.head.weight[...] = rng.normal(size=leaves["head"]["weight"].shape).astype(np.float32) * 0.1
-    model.modulation.weight[...] = rng.normal(size=leaves["modulation"]["weight"].shape).astype(np.float32)
+    model.head.kernel[...] = rng.normal(size=leaves["head"]["kernel"].shape).astype(np.float32) * 0.1
+    model.modulation.kernel[...] = rng.normal(size=leaves["modulation"]["kernel"].shape).astype(np.float32)
     save_dit(folder / "model.npz", model, NAMES)
     np.save(folder / "image.npy", rng.uniform(-1, 1, (4, 8)))
     return folder
