@@ -52,7 +52,8 @@ def check_conditions(z: PyTree, /, *, batched: bool, **conditions: PyTree) -> No
     batch = leading_size(z)
     (name_of_first, first), *others = conditions.items()
     for other_name, other in others:
-        expected, found = jax.tree.structure(first), jax.tree.structure(other)
+        expected: Any = jax.tree.structure(first)
+        found: Any = jax.tree.structure(other)
         if expected != found:
             raise ValueError(
                 f"conditions {name_of_first} and {other_name} must have one structure, got {expected} and {found}"
@@ -102,7 +103,8 @@ def check_structure(what: str, found: PyTree, z: PyTree) -> None:
     Raises:
       ValueError: it has not.
     """
-    expected, structure = jax.tree.structure(z), jax.tree.structure(found)
+    expected: Any = jax.tree.structure(z)
+    structure: Any = jax.tree.structure(found)
     if expected != structure:
         raise ValueError(f"{what} must have the structure of the latents, got {structure} for {expected}")
 
