@@ -99,8 +99,11 @@ def rf_inversion_edit(
 
     Raises:
       ValueError: ``eta`` or ``stop`` is out of range, ``z0`` is not like ``z1``; as in `jaxlab.flow.sample`.
+      TypeError: ``stop`` is traced.
     """
     steps = check_grid(grid)
+    if isinstance(stop, jax.core.Tracer):
+        raise TypeError("stop must be a static Python float, for it sets the number of steps; it is traced")
     if not 0 <= stop <= 1:
         raise ValueError(f"stop must be in [0, 1], got {stop}")
     weight = check_weight("eta", eta, z1, high=1.0)

@@ -146,6 +146,7 @@ class DiT(nnx.Module):
         Raises:
           ValueError: the images or the number of slots are not those of the config, or there is not one time and one
             row of labels for each image.
+          TypeError: the labels are no whole numbers.
         """
         config = self.config
         if z.shape[1:] != config.image_shape:
@@ -153,6 +154,8 @@ class DiT(nnx.Module):
         batch = z.shape[0]
         if labels.shape[1:] != (len(config.num_classes),):
             raise ValueError(f"labels need {len(config.num_classes)} slots; got shape {labels.shape}")
+        if not jnp.issubdtype(labels.dtype, jnp.integer):
+            raise TypeError(f"labels must be whole numbers; got {labels.dtype}")
         if t.shape != (batch,) or len(labels) != batch:
             raise ValueError(f"{batch} images need as many times and labels; got shapes {t.shape} and {labels.shape}")
         side, (height, width, channels) = config.patch_size, config.image_shape

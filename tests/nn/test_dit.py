@@ -144,6 +144,8 @@ def test_bad_input_is_named(model) -> None:
     for time, labels in ((TIME[:1], LABELS), (TIME, LABELS[:1])):
         with as_a_user(), pytest.raises(ValueError, match=r"2 images need as many times and labels; got shapes"):
             model(IMAGES, time, labels)
+    with as_a_user(), pytest.raises(TypeError, match="labels must be whole numbers; got float32"):
+        model(IMAGES, TIME, LABELS.astype(jnp.float32))
 
 
 def test_no_images() -> None:
