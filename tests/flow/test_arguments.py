@@ -149,7 +149,7 @@ def test_guidance_that_does_not_fit_is_named(null, weight, condition, message) -
         (lambda: rf_inversion_invert(KEY, velocity, Z0, GRID, SOURCE, gamma=2), ValueError, r"gamma must be in \[0, 1"),
         (lambda: rf_inversion_edit(velocity, Z0, Z0, GRID, SOURCE, eta=-1), ValueError, r"eta must be in \[0, 1\]"),
         (lambda: rf_inversion_edit(linear, Z0, Z0[:1], GRID, SOURCE), ValueError, "z0 must be like the latents"),
-        (lambda: jax.jit(lambda s: rf_inversion_edit(velocity, Z0, Z0, GRID, SOURCE, stop=s))(0.5), TypeError, "traced"),
+        (lambda: jax.jit(lambda s: rf_inversion_edit(velocity, Z0, Z0, GRID, SOURCE, stop=s))(0.5), TypeError, "trac"),
         (
             lambda: flow_edit(KEY, velocity, Z0, GRID, n_max=3, target_velocity=lambda z, t, c: z[..., :1], **PAIR),
             ValueError,
