@@ -1,7 +1,7 @@
 """Uni-Inv, Uni-Edit and the DiT as published programs write them: PyTorch, a loop over steps.
 
-What `flow_inversion.py` compares with. The weights are those of `jaxlab.nn.dit.DiT`, by name; attention, norms and GELU
-are PyTorch's own, and both conditions go through the network in one call.
+What `flow_inversion.py` compares with. The weights are those of `jaxlab.nn.dit.DiT`, by name and in PyTorch's layout;
+attention, norms and GELU are PyTorch's own, and both conditions go through the network in one call.
 """
 
 import math
@@ -29,7 +29,12 @@ class TorchDiT:
 
     def __init__(self, config: DiTConfig, weights: Mapping[str, np.ndarray]) -> None:
         self.config = config
-        self._weights = {name: torch.tensor(value, device=DEVICE) for name, value in weights.items()}
+        self._weights = {
+            name.replace("/kernel", "/weight"): torch.tensor(
+                np.ascontiguousarray(value.swapaxes(-1, -2)) if name.endswith("/kernel") else value, device=DEVICE
+            )
+            for name, value in weights.items()
+        }
         self._layers = [
             {name.removeprefix("blocks/"): value[k].contiguous() for name, value in self._weights.items()
              if name.startswith("blocks/")}

@@ -18,7 +18,17 @@ from jaxlab.flow.solvers import (
 )
 from jaxlab.flow.uni_edit import Edit, delayed_steps, edit_latents, uni_edit, velocity_mask
 from jaxlab.flow.uni_inv import Inversion, uni_invert
-from jaxlab.flow.velocity import Velocity, batch_time, flip_time, from_linen, from_nnx, guided, in_dtype, paired
+from jaxlab.flow.velocity import (
+    Velocity,
+    batch_time,
+    checked,
+    flip_time,
+    from_linen,
+    from_nnx,
+    guided,
+    in_dtype,
+    paired,
+)
 
 __all__ = [
     "DiffusionFlow",
@@ -28,6 +38,7 @@ __all__ = [
     "batch_time",
     "calls",
     "check_orientation",
+    "checked",
     "ddim_as_flow",
     "delayed_injection",
     "delayed_steps",

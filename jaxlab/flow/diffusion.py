@@ -13,6 +13,9 @@ The path is ``y = x_0 + sigma noise`` and not the straight line of a flow-matchi
 Uni-Edit, delayed injection and guidance apply; SDEdit, RF-Inversion and FlowEdit, which mix data and noise themselves,
 do not.
 
+A model of another precision is wrapped in `jaxlab.flow.in_dtype` *inside*: around the whole it would round the time,
+and with it the timestep that a model looks up.
+
 Example::
 
     flow = ddim_as_flow(predict_noise, alpha_bar, timesteps=np.arange(20, 1000, 20))
@@ -28,6 +31,7 @@ import numpy as np
 from jax.tree_util import Partial
 from jaxtyping import Array, Float, Int
 
+from jaxlab.flow.arguments import time_of
 from jaxlab.flow.velocity import as_partial
 
 __all__ = ["DiffusionFlow", "ddim_as_flow"]
@@ -69,11 +73,15 @@ def ddim_as_flow(
       prediction: what ``predict`` gives.
 
     Raises:
-      ValueError: ``alpha_bar`` does not decrease within (0, 1), timesteps do not ascend within its range, or an unknown
-        prediction.
+      ValueError: ``alpha_bar`` does not decrease within (0, 1), timesteps are no whole numbers that ascend within its
+        range, or an unknown prediction.
     """
     table = np.asarray(alpha_bar, np.float64)
     steps = np.asarray(timesteps)
+    if table.ndim != 1 or not table.size:
+        raise ValueError(f"alpha_bar must be the numbers of one schedule, got shape {table.shape}")
+    if steps.ndim != 1 or (steps.size and not np.issubdtype(steps.dtype, np.integer)):
+        raise ValueError(f"timesteps must be whole numbers in one dimension, got {steps.dtype}{list(steps.shape)}")
     if not (np.all(np.diff(table) < 0) and table[-1] > 0 and table[0] < 1):
         raise ValueError(f"alpha_bar must decrease within (0, 1), got {np.array2string(table, threshold=6)}")
     if not (steps.size and steps[0] >= 0 and steps[-1] < table.size and np.all(np.diff(steps) > 0)):
@@ -105,13 +113,13 @@ def _point(tables: tuple, time: Array) -> tuple[Array, Array, Array]:
 
 
 def _of_noise(predict: Callable, tables: tuple, y: Any, time: Any, condition: Any) -> Any:
-    alpha, _, timestep = _point(tables, time)
+    alpha, _, timestep = _point(tables, time_of(y, time))
     noise = predict(jax.tree.map(lambda leaf: alpha * leaf, y), timestep, condition)
     return jax.tree.map(lambda leaf: jnp.asarray(tables[2], leaf.dtype) * leaf, noise)
 
 
 def _of_v(predict: Callable, tables: tuple, y: Any, time: Any, condition: Any) -> Any:
-    alpha, sigma, timestep = _point(tables, time)
+    alpha, sigma, timestep = _point(tables, time_of(y, time))
     x = jax.tree.map(lambda leaf: alpha * leaf, y)
     predicted = predict(x, timestep, condition)
     # s = sigma a

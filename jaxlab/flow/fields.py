@@ -15,10 +15,12 @@ Example::
     noise = uni_invert(velocity, held_out, time_grids.uniform(20)).z
 """
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.tree_util import Partial
 from jaxtyping import Array, Float
 
@@ -32,8 +34,15 @@ def mixture_velocity(centres: Float[Any, "k d"], deviation: Any) -> Partial:
 
     Args:
       centres: x_k.
-      deviation: s > 0.
+      deviation: s > 0; may be traced.
+
+    Raises:
+      ValueError: centres that are no matrix, or a deviation that is not positive.
     """
+    if np.ndim(centres) != 2:
+        raise ValueError(f"centres must be [k, d], got shape {np.shape(centres)}")
+    if not isinstance(deviation, jax.core.Tracer) and not (np.ndim(deviation) == 0 and 0 < deviation < math.inf):
+        raise ValueError(f"deviation must be a positive number, got {deviation}")
     return Partial(_mixture, jnp.asarray(centres), jnp.asarray(deviation))
 
 

@@ -21,10 +21,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Key, PyTree
 
-from jaxlab.flow.noising import noise_like
-from jaxlab.flow.solvers import move, sample
+from jaxlab.flow.arguments import check_conditions, check_count, prepare
+from jaxlab.flow.noising import add_noise, noise_like
+from jaxlab.flow.solvers import move, sample, times_of
 from jaxlab.flow.time_grids import check_grid
-from jaxlab.flow.velocity import Velocity, check_conditions, halves, prepare, time_of
+from jaxlab.flow.velocity import Velocity, halves
 
 __all__ = ["flow_edit"]
 
@@ -59,21 +60,23 @@ def flow_edit(
       batched: evaluate both conditions in one call of size 2B where there is one model.
 
     Raises:
-      ValueError: sizes out of range; conditions that differ in structure or lack the leading size.
+      ValueError: sizes out of range; conditions that differ in structure or lack the leading size; a model whose output
+        is not like the latents.
+      TypeError: a size that is no static whole number; samples that are not floating point.
     """
-    check_grid(grid, steps=n_max)
-    if not 0 <= n_min < n_max:
-        raise ValueError(f"n_min must be in [0, n_max), got {n_min} and n_max {n_max}")
-    if n_avg < 1:
-        raise ValueError(f"n_avg must be at least 1, got {n_avg}")
-    check_conditions(z0, source=source, target=target)
+    n_max = check_count("n_max", n_max, low=1, high=check_grid(grid), of=" on this time grid")
+    n_min = check_count("n_min", n_min, low=0, high=n_max - 1, of=" below n_max")
+    n_avg = check_count("n_avg", n_avg, low=1)
+    together = target_velocity is None and batched
+    check_conditions(z0, batched=together, source=source, target=target)
     origin = prepare(velocity, z0, source)
-    times = time_of(origin, jnp.asarray(grid)[: n_max + 1][::-1])
+    prepare(target_velocity or velocity, z0, target)
+    times = times_of(origin, grid, n_max)[::-1]
     keys = jax.random.split(key, (n_max - n_min, n_avg))
     last_key = jax.random.fold_in(key, n_max)
 
     def noisy(key: Any, t: Any) -> Any:
-        return jax.tree.map(lambda z, noise: (1 - t) * z + t * noise, origin, noise_like(key, origin))
+        return add_noise(origin, noise_like(key, origin), t)
 
     def shifted(edit: Any, z_source: Any) -> Any:
         return jax.tree.map(lambda edit, z, origin: edit + z - origin, edit, z_source, origin)
@@ -81,7 +84,7 @@ def flow_edit(
     def difference(edit: Any, t: Any, key: Any) -> Any:
         z_source = noisy(key, t)
         z_target = shifted(edit, z_source)
-        if target_velocity is None and batched:
+        if together:
             both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), (z_source, source), (z_target, target))
             of_source, of_target = halves(velocity(both[0], t, both[1]))
         else:

@@ -37,7 +37,11 @@ def psnr(
       y: images.
       mask: weights in [0, 1] that broadcast to the images; errors are averaged over them.
       data_range: see the module.
+
+    Raises:
+      ValueError: two shapes, or a range that is not positive.
     """
+    _check_images(x, y, data_range)
     square = jnp.square(x.astype(jnp.float32) - y.astype(jnp.float32))
     axes = tuple(range(1, x.ndim))
     if mask is None:
@@ -52,8 +56,9 @@ def ssim(x: Float[Array, "b h w c"], y: Float[Array, "b h w c"], *, data_range: 
     """Structural similarity (Wang et al. 2004): Gaussian window of 11 pixels, deviation 1.5, inside the border.
 
     Raises:
-      ValueError: the images are smaller than the window.
+      ValueError: the images are smaller than the window or of two shapes, or a range that is not positive.
     """
+    _check_images(x, y, data_range)
     height, width = x.shape[1:3]
     if min(height, width) < _WINDOW:
         raise ValueError(f"images must be at least {_WINDOW} pixels wide and high, got {height} x {width}")
@@ -88,6 +93,13 @@ def structure_distance(feature_fn: Callable[[Any], Array], x: Any, y: Any) -> Fl
         return jnp.einsum("bnd,bmd->bnm", tokens, tokens, precision=jax.lax.Precision.HIGHEST)
 
     return jnp.square(similarities(x) - similarities(y)).mean((1, 2))
+
+
+def _check_images(x: Any, y: Any, data_range: float) -> None:
+    if x.shape != y.shape:
+        raise ValueError(f"images must have one shape, got {list(x.shape)} and {list(y.shape)}")
+    if not 0 < data_range < math.inf:
+        raise ValueError(f"data_range must be positive and finite, got {data_range}")
 
 
 def _smoother(size: int) -> np.ndarray:

@@ -13,15 +13,15 @@ Example::
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Float, Key, PyTree
 
-from jaxlab.flow.solvers import invert, sample
+from jaxlab.flow.arguments import prepare
+from jaxlab.flow.solvers import invert, sample, times_of
 from jaxlab.flow.uni_edit import delayed_steps
 from jaxlab.flow.uni_inv import uni_invert
-from jaxlab.flow.velocity import Velocity, prepare, time_of
+from jaxlab.flow.velocity import Velocity
 
-__all__ = ["delayed_injection", "noise_like", "sdedit"]
+__all__ = ["add_noise", "delayed_injection", "noise_like", "sdedit"]
 
 
 def sdedit(
@@ -47,8 +47,7 @@ def sdedit(
     """
     steps = delayed_steps(grid, delay_rate)
     z = prepare(velocity, z0, target)
-    t = time_of(z, jnp.asarray(grid)[steps])
-    z = jax.tree.map(lambda z, noise: (1 - t) * z + t * noise, z, noise_like(key, z))
+    z = add_noise(z, noise_like(key, z), times_of(z, grid, steps)[-1])
     return sample(velocity, z, grid, target, steps=steps, method=method)
 
 
@@ -79,6 +78,16 @@ def delayed_injection(
     else:
         z = invert(velocity, z0, grid, inversion, steps=steps)
     return sample(velocity, z, grid, target, steps=steps)
+
+
+def add_noise(z: PyTree, noise: PyTree, t: Any) -> PyTree:
+    """``(1 - t) z + t noise``, leaf by leaf."""
+
+    def mix(leaf: Any, noise: Any) -> Any:
+        share = t.astype(leaf.dtype)
+        return (1 - share) * leaf + share * noise
+
+    return jax.tree.map(mix, z, noise)
 
 
 def noise_like(key: Key[Any, ""], z: PyTree) -> PyTree:

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
-from jaxlab.flow.noising import noise_like
-from jaxlab.flow.velocity import Velocity, prepare, time_of
+from jaxlab.flow.arguments import prepare, time_of
+from jaxlab.flow.noising import add_noise, noise_like
+from jaxlab.flow.velocity import Velocity
 
 __all__ = ["check_orientation", "orientation"]
 
@@ -30,13 +31,17 @@ def orientation(
       velocity: the model.
       z0: samples ``[B, ...]`` or a tree; a dozen will do.
       condition: passed to the model.
-      time: where to look, close to 1.
+      time: where to look, close to 1; a static Python float.
+
+    Raises:
+      ValueError: ``time`` is not in (0, 1].
     """
+    if not 0 < time <= 1:
+        raise ValueError(f"time must be in (0, 1], close to the noise, got {time}")
     z0 = prepare(velocity, z0, condition)
     noise = noise_like(key, z0)
     t = time_of(z0, time)
-    z = jax.tree.map(lambda z, noise: (1 - t) * z + t * noise, z0, noise)
-    found = velocity(z, t, condition)
+    found = velocity(add_noise(z0, noise, t), t, condition)
     wanted = jax.tree.map(jnp.subtract, noise, z0)
 
     def product(a: Any, b: Any) -> Any:

@@ -26,10 +26,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Key, PyTree
 
+from jaxlab.flow.arguments import check_like, check_weight, per_sample, prepare
 from jaxlab.flow.noising import noise_like
-from jaxlab.flow.solvers import move
+from jaxlab.flow.solvers import move, times_of
 from jaxlab.flow.time_grids import check_grid
-from jaxlab.flow.velocity import Velocity, prepare, time_of
+from jaxlab.flow.velocity import Velocity
 
 __all__ = ["rf_inversion_edit", "rf_inversion_invert"]
 
@@ -51,18 +52,25 @@ def rf_inversion_invert(
       z0: data ``[B, ...]`` or a tree.
       grid: the time grid from 0 to 1.
       condition: passed to the model; the authors' is the null condition.
-      gamma: 0 is Euler inversion, 1 the straight line to ``y_1``; the authors take 0.5.
+      gamma: 0 is Euler inversion, 1 the straight line to ``y_1``; the authors take 0.5. A number in [0, 1], or one a
+        sample; may be traced, and is then NaN outside.
+
+    Raises:
+      ValueError: ``gamma`` is out of range; as in `jaxlab.flow.invert`.
     """
-    check_grid(grid)
+    steps = check_grid(grid)
+    weight = check_weight("gamma", gamma, z0, high=1.0)
     z = prepare(velocity, z0, condition)
-    times = time_of(z, jnp.asarray(grid))
+    times = times_of(z, grid, steps)
     goal = noise_like(key, z)
 
     def step(z: Any, pair: Any) -> Any:
         t, t_to = pair
-        v = velocity(z, t, condition)
-        slope = jax.tree.map(lambda v, goal, z: v + gamma * ((goal - z) / (1 - t) - v), v, goal, z)
-        return move(z, t_to - t, slope), None
+
+        def pulled(v: Any, goal: Any, z: Any) -> Any:
+            return v + per_sample(weight, z) * ((goal - z) / (1 - t).astype(z.dtype) - v)
+
+        return move(z, t_to - t, jax.tree.map(pulled, velocity(z, t, condition), goal, z)), None
 
     return jax.lax.scan(step, z, (times[:-1], times[1:]))[0]
 
@@ -85,24 +93,31 @@ def rf_inversion_edit(
       z0: the sample.
       grid: the time grid from 0 to 1; the authors take 28 steps.
       condition: the target condition.
-      eta: pull towards the sample; 0.9 to 1 for FLUX.
+      eta: pull towards the sample; 0.9 to 1 for FLUX. A number in [0, 1], or one a sample; may be traced, and is then
+        NaN outside.
       stop: share of the steps that are pulled; 0.25 for FLUX. A static Python float in [0, 1].
 
     Raises:
-      ValueError: ``stop`` is out of range; as in `jaxlab.flow.sample`.
+      ValueError: ``eta`` or ``stop`` is out of range, ``z0`` is not like ``z1``; as in `jaxlab.flow.sample`.
+      TypeError: ``stop`` is traced.
     """
     steps = check_grid(grid)
+    if isinstance(stop, jax.core.Tracer):
+        raise TypeError("stop must be a static Python float, for it sets the number of steps; it is traced")
     if not 0 <= stop <= 1:
         raise ValueError(f"stop must be in [0, 1], got {stop}")
-    z, origin = prepare(velocity, z1, condition), prepare(velocity, z0, condition)
-    times = time_of(z, jnp.asarray(grid)[::-1])
+    weight = check_weight("eta", eta, z1, high=1.0)
+    z, origin = prepare(velocity, z1, condition), prepare(velocity, z0)
+    check_like("z0", origin, z)
+    times = times_of(z, grid, steps)[::-1]
     pulled = jnp.arange(steps) < math.floor(stop * steps + 1e-6)
 
     def step(z: Any, inputs: Any) -> Any:
         t, t_to, pull = inputs
-        weight = jnp.where(pull, jnp.asarray(eta, t.dtype), 0)
-        v = velocity(z, t, condition)
-        slope = jax.tree.map(lambda v, z, origin: v + weight * ((z - origin) / t - v), v, z, origin)
-        return move(z, t_to - t, slope), None
+
+        def guided(v: Any, z: Any, origin: Any) -> Any:
+            return v + per_sample(jnp.where(pull, weight, 0), z) * ((z - origin) / t.astype(z.dtype) - v)
+
+        return move(z, t_to - t, jax.tree.map(guided, velocity(z, t, condition), z, origin)), None
 
     return jax.lax.scan(step, z, (times[:-1], times[1:], pulled))[0]

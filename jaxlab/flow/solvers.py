@@ -39,8 +39,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from jaxlab.flow.time_grids import check_grid
-from jaxlab.flow.velocity import Velocity, prepare, time_of
+from jaxlab.flow.arguments import check_count, prepare, time_of
+from jaxlab.flow.time_grids import check_grid, points
+from jaxlab.flow.velocity import Velocity
 
 __all__ = [
     "SLOPES",
@@ -117,7 +118,7 @@ def invert(
       TypeError: ``z0`` is not floating point.
     """
     count = check_grid(grid, steps=steps)
-    return _walk(velocity, z0, jnp.asarray(grid)[: count + 1], condition, method, return_trajectory)
+    return _walk(velocity, z0, grid, count, 1, condition, method, return_trajectory)
 
 
 def sample(
@@ -132,24 +133,39 @@ def sample(
 ) -> Any:
     """Carry latents at ``grid[steps]``, by default noise, down to data. Arguments and errors are those of `invert`."""
     count = check_grid(grid, steps=steps)
-    return _walk(velocity, z, jnp.asarray(grid)[: count + 1][::-1], condition, method, return_trajectory)
+    return _walk(velocity, z, grid, count, -1, condition, method, return_trajectory)
 
 
 def calls(method: str, steps: int) -> int:
     """How often a rule calls the model on the way in one direction."""
     _check_method(method)
+    steps = check_count("steps", steps, low=0)
     return {"heun": 2 * steps, "rf_solver": 2 * steps, "fireflow": steps + 1}.get(method, steps)
 
 
 def move(z: PyTree, step: Any, slope: PyTree) -> PyTree:
     """``z + step * slope``, leaf by leaf."""
-    return jax.tree.map(lambda a, b: a + step * b, z, slope)
+    return jax.tree.map(lambda a, b: a + jnp.asarray(step, a.dtype) * b, z, slope)
 
 
-def _walk(velocity: Velocity, z: PyTree, times: Array, condition: PyTree, method: str, return_trajectory: bool) -> Any:
+def times_of(z: PyTree, grid: Any, steps: int) -> Array:
+    """The points of a grid next to the data, in the dtype of the latents; see `jaxlab.flow.time_grids.points`."""
+    return points(grid, steps, time_of(z, 0).dtype)
+
+
+def _walk(
+    velocity: Velocity,
+    z: PyTree,
+    grid: Any,
+    count: int,
+    direction: int,
+    condition: PyTree,
+    method: str,
+    return_trajectory: bool,
+) -> Any:
     _check_method(method)
     z = prepare(velocity, z, condition)
-    times = time_of(z, times)
+    times = times_of(z, grid, count)[::direction]
     pairs = (times[:-1], times[1:])
 
     def record(z: Any) -> Any:
@@ -177,5 +193,5 @@ def _walk(velocity: Velocity, z: PyTree, times: Array, condition: PyTree, method
 
 
 def _check_method(method: str) -> None:
-    if method != "fireflow" and method not in SLOPES:
+    if not isinstance(method, str) or (method != "fireflow" and method not in SLOPES):
         raise ValueError(f"method must be one of {', '.join([*SLOPES, 'fireflow'])}, got {method!r}")

@@ -33,13 +33,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from jaxlab.flow.solvers import move
+from jaxlab.flow.arguments import check_conditions, check_structure, check_weight, per_sample, prepare
+from jaxlab.flow.solvers import move, times_of
 from jaxlab.flow.time_grids import check_grid
 from jaxlab.flow.uni_inv import uni_invert
-from jaxlab.flow.velocity import Velocity, check_conditions, paired, prepare, time_of
+from jaxlab.flow.velocity import Velocity, paired
 
 __all__ = ["Edit", "delayed_steps", "edit_latents", "uni_edit", "velocity_mask"]
 
@@ -89,24 +89,26 @@ def uni_edit(
       source: condition that the samples meet; leaves with leading size B.
       target: condition that they shall meet, of the same structure.
       inversion: condition of the inversion; the paper's is the null condition.
-      strength: ω >= 0, weight of the step along the difference; 5 is the paper's. May be traced.
+      strength: ω >= 0, weight of the step along the difference; 5 is the paper's. A number, or one a sample ``[B]``;
+        may be traced, and is then NaN where it is negative.
       delay_rate: α in (0, 1], the share of the N steps that is inverted; 0.6 keeps the background, 0.8 edits more.
       corrections: fixed-point iterations a step of the inversion.
       mask_mode: see `velocity_mask`.
       channel_axis: see `velocity_mask`.
       mask_fn: a mask of your own, ``mask_fn(difference) -> mask`` on the tree of latents: a known region, a blurred or
-        thresholded `velocity_mask`, a constant.
+        thresholded `velocity_mask`, a constant. Every leaf broadcasts to its latents.
       batched: evaluate both conditions in one call of size 2B.
       return_masks: keep the mask of every step.
 
     Raises:
-      ValueError: a bad grid, delay rate, strength, mask mode or channel axis; conditions that differ in structure or
-        lack the leading size; a model whose output is not like the latents.
-      TypeError: a traced delay rate; samples that are not floating point.
+      ValueError: a bad grid, delay rate, strength, mask, mask mode or channel axis; conditions that differ in structure
+        or lack the leading size; a model whose output is not like the latents.
+      TypeError: a delay rate that is traced or no number; samples that are not floating point.
     """
     steps = delayed_steps(grid, delay_rate)
-    _check_strength(strength)
-    check_conditions(z0, source=source, target=target)
+    check_conditions(z0, batched=batched, source=source, target=target)
+    strength = check_weight("strength", strength, z0)
+    _check_regions(z0, mask_mode, channel_axis, mask_fn)
     inverted = uni_invert(velocity, z0, grid, inversion, steps=steps, corrections=corrections).z
     z, masks = edit_latents(
         velocity,
@@ -146,19 +148,19 @@ def edit_latents(
       The edited samples, and the mask of every step or None.
     """
     count = check_grid(grid, steps=steps)
-    _check_strength(strength)
-    check_conditions(z, source=source, target=target)
-    z = prepare(velocity, z, source)
-    if mask_fn is None:
-        for leaf in jax.tree.leaves(z):
-            _check_mask(leaf, mask_mode, channel_axis)
+    check_conditions(z, batched=batched, source=source, target=target)
+    weight = check_weight("strength", strength, z)
+    z = prepare(velocity, z, source, target)
+    _check_regions(z, mask_mode, channel_axis, mask_fn)
 
     def region(difference: Any) -> Any:
-        if mask_fn is not None:
-            return mask_fn(difference)
-        return jax.tree.map(lambda leaf: velocity_mask(leaf, mode=mask_mode, channel_axis=channel_axis), difference)
+        if mask_fn is None:
+            return jax.tree.map(lambda leaf: velocity_mask(leaf, mode=mask_mode, channel_axis=channel_axis), difference)
+        mask = mask_fn(difference)
+        _check_own_mask(mask, difference)
+        return jax.tree.map(lambda leaf, like: jnp.asarray(leaf, like.dtype), mask, difference)
 
-    times = time_of(z, jnp.asarray(grid)[: count + 1][::-1])
+    times = times_of(z, grid, count)[::-1]
 
     def step(z: Any, pair: Any) -> Any:
         t_from, t_to = pair
@@ -168,7 +170,7 @@ def edit_latents(
 
         def slope(of_source: Any, of_target: Any, difference: Any, mask: Any) -> Any:
             fused = mask * of_target + (1 - mask) * of_source
-            return jnp.asarray(strength, difference.dtype) * (1 + mask) * difference + fused
+            return per_sample(weight, difference) * (1 + mask) * difference + fused
 
         z = move(z, t_to - t_from, jax.tree.map(slope, of_source, of_target, difference, mask))
         return z, mask if return_masks else None
@@ -203,14 +205,18 @@ def delayed_steps(grid: Any, delay_rate: Any) -> int:
 
     Raises:
       ValueError: the rate is not in (0, 1], or leaves no step.
-      TypeError: the rate is traced.
+      TypeError: the rate is traced or no number.
     """
     total = check_grid(grid)
-    if isinstance(delay_rate, jax.core.Tracer):
-        raise TypeError("delay_rate must be a static Python float, for it sets the number of steps; it is traced")
-    # The sum of a share like 0.6 and a count like 15 may come out just below a whole number.
-    steps = math.floor(delay_rate * total + 1e-6)
-    if not 0 < delay_rate <= 1 or steps < 1:
+    try:
+        rate = float(delay_rate)
+    except (TypeError, ValueError) as error:
+        # JAX's error for a tracer is a TypeError.
+        raise TypeError(
+            f"delay_rate must be a static Python float, for it sets the number of steps, got {delay_rate!r}"
+        ) from error
+    # The product of a share like 0.6 and a count like 15 may come out just below a whole number.
+    if not 0 < rate <= 1 or (steps := math.floor(rate * total + 1e-6)) < 1:
         raise ValueError(
             f"delay_rate must be in (0, 1] and delay_rate * steps must leave at least one step, got {delay_rate} of "
             f"{total} steps"
@@ -218,15 +224,36 @@ def delayed_steps(grid: Any, delay_rate: Any) -> int:
     return steps
 
 
-def _check_strength(strength: Any) -> None:
-    if not isinstance(strength, jax.core.Tracer) and not np.all(np.asarray(strength) >= 0):
-        raise ValueError(f"strength must be at least 0, got {strength}")
+def _check_regions(z: PyTree, mode: str, channel_axis: int | None, mask_fn: Callable[[Any], Any] | None) -> None:
+    if mask_fn is None:
+        for leaf in jax.tree.leaves(z):
+            _check_mask(leaf, mode, channel_axis)
+    elif not callable(mask_fn):
+        raise TypeError(f"mask_fn must be a function of the difference, got {type(mask_fn).__name__}")
+
+
+def _check_own_mask(mask: Any, difference: PyTree) -> None:
+    check_structure("the mask", mask, difference)
+    for (path, leaf), like in zip(jax.tree.leaves_with_path(mask), jax.tree.leaves(difference), strict=True):
+        shape = jnp.shape(leaf)
+        if len(shape) > like.ndim or any(
+            ours not in (1, theirs) for ours, theirs in zip(shape[::-1], like.shape[::-1], strict=False)
+        ):
+            raise ValueError(
+                f"the mask{jax.tree_util.keystr(path)} must broadcast to the latents {list(like.shape)}, got "
+                f"{list(shape)}"
+            )
 
 
 def _check_mask(leaf: Any, mode: str, channel_axis: int | None) -> None:
     if mode not in ("abs", "signed"):
         raise ValueError(f"mask_mode must be 'abs' or 'signed', got {mode!r}")
-    if channel_axis is not None:
+    if channel_axis is None:
+        if leaf.ndim < 2:
+            raise ValueError(f"latents {list(leaf.shape)} have no positions to find a region in; give a mask_fn")
+    else:
+        if isinstance(channel_axis, bool) or not isinstance(channel_axis, int):
+            raise TypeError(f"channel_axis must be a Python int or None, got {channel_axis!r}")
         if not -leaf.ndim <= channel_axis < leaf.ndim or channel_axis % leaf.ndim == 0:
             raise ValueError(
                 f"channel_axis must be an axis of {list(leaf.shape)} other than the batch, got {channel_axis}; vectors "

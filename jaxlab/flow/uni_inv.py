@@ -35,9 +35,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, PyTree
 
-from jaxlab.flow.solvers import Slope, euler_slope, move
+from jaxlab.flow.arguments import check_count, prepare
+from jaxlab.flow.solvers import Slope, euler_slope, move, times_of
 from jaxlab.flow.time_grids import check_grid
-from jaxlab.flow.velocity import Velocity, prepare, time_of
+from jaxlab.flow.velocity import Velocity
 
 __all__ = ["Inversion", "uni_invert"]
 
@@ -85,13 +86,12 @@ def uni_invert(
 
     Raises:
       ValueError: bad grid, ``steps`` or ``corrections``; a model whose output is not like the latents.
-      TypeError: ``z0`` is not floating point.
+      TypeError: ``z0`` is not floating point; ``steps`` or ``corrections`` is no static whole number.
     """
     count = check_grid(grid, steps=steps)
-    if corrections < 1:
-        raise ValueError(f"corrections must be at least 1, got {corrections}")
+    corrections = check_count("corrections", corrections, low=1)
     z = prepare(velocity, z0, condition)
-    times = time_of(z, jnp.asarray(grid)[: count + 1])
+    times = times_of(z, grid, count)
     start = jax.tree.map(jnp.zeros_like, z) if zero_init else slope(velocity, z, times[0], times[1], condition)
 
     def step(carry: Any, pair: Any) -> Any:

@@ -12,6 +12,9 @@ function that is also a tree of the weights, so that it passes through ``jax.jit
 compiled into the program as a constant. Latents are float32 (float64 stays): a model of lower precision is wrapped in
 `in_dtype`, which rounds inside a call and never between two steps.
 
+Nothing swallows a velocity that is not a number. `checked` says where the first one came from, under
+``jax.experimental.checkify``.
+
 Example, a flax model whose time runs the other way, in bfloat16::
 
     velocity = in_dtype(flip_time(from_nnx(model)), jnp.bfloat16)
@@ -26,12 +29,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.experimental import checkify
 from jax.tree_util import Partial
 from jaxtyping import PyTree
+
+from jaxlab.flow.arguments import check_conditions, check_structure, leading_size, per_sample, time_of
 
 __all__ = [
     "Velocity",
     "batch_time",
+    "checked",
     "flip_time",
     "from_linen",
     "from_nnx",
@@ -46,18 +53,34 @@ Velocity = Callable[[Any, Any, Any], Any]
 def from_nnx(model: nnx.Module, *, condition_map: Callable[[Any], tuple] | None = None) -> Partial:
     """The velocity of a flax nnx module called as ``model(z, t, condition)`` with ``t`` of shape ``[B]``.
 
+    The velocity holds the weights as they are now: calls leave the module as it is, and training it further does not
+    change the velocity.
+
     Args:
-      model: the module, its weights and all. Dropout and the like must be off.
+      model: the module, its weights and all.
       condition_map: ``condition_map(condition)`` gives the arguments after ``t``; by default the condition alone.
+
+    Raises:
+      TypeError: no module.
+      ValueError: a part of it is in the mode of training (dropout, batch statistics), in which one latent would have
+        several velocities.
     """
+    if not isinstance(model, nnx.Module):
+        raise TypeError(
+            f"model must be a flax nnx module, got {type(model).__name__}; a function is a velocity as it is"
+        )
+    for path, part in nnx.iter_modules(model):
+        if _is_training(part):
+            where = ".".join(map(str, path)) or type(part).__name__
+            raise ValueError(f"{where} is in the mode of training, with no one velocity; call model.eval() first")
     graph, state = nnx.split(model)
-    return batch_time(Partial(_call_nnx, graph, _Static(condition_map), state))
+    return batch_time(Partial(_call_nnx, graph, _Static(condition_map), _fresh(state)))
 
 
 def from_linen(module: Any, params: PyTree, *, condition_map: Callable[[Any], tuple] | None = None) -> Partial:
     """The velocity of a flax linen module called as ``module.apply(params, z, t, condition)``, ``t`` of shape ``[B]``.
 
-    ``module.apply`` may be any function of that signature.
+    ``module.apply`` may be any function of that signature. ``params`` is all that ``module.init`` gave, statistics too.
     """
     return batch_time(Partial(_call_linen, _Static(module.apply), _Static(condition_map), params))
 
@@ -73,7 +96,13 @@ def flip_time(velocity: Velocity) -> Partial:
 
 
 def in_dtype(velocity: Velocity, dtype: Any) -> Partial:
-    """For a model of another precision: latents and time are cast to ``dtype``, its output is cast back."""
+    """For a model of another precision: latents and time are cast to ``dtype``, its output is cast back.
+
+    Raises:
+      TypeError: ``dtype`` is not floating point.
+    """
+    if not jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
+        raise TypeError(f"dtype must be floating point, got {jnp.dtype(dtype)}")
     return Partial(_in_dtype, _Static(jnp.dtype(dtype)), as_partial(velocity))
 
 
@@ -84,10 +113,28 @@ def guided(velocity: Velocity, null: PyTree, weight: Any) -> Partial:
 
     Args:
       velocity: the model.
-      null: its unconditional condition, leaves with leading size B.
-      weight: 1 is the model itself; may be traced.
+      null: its unconditional condition; leaves with leading size B, or a divisor of it such as 1, which are repeated.
+      weight: 1 is the model itself; a scalar or ``[B]``, one a sample; may be traced.
+
+    Raises:
+      ValueError: when called, if null, weight and condition do not fit each other and the latents.
     """
     return Partial(_guided, as_partial(velocity), null, weight)
+
+
+def checked(velocity: Velocity) -> Partial:
+    """The same velocity, with a check of every call that latents and output are finite.
+
+    A check is a value inside a compiled program; ``jax.experimental.checkify`` carries it out and keeps the first that
+    failed, which names the time::
+
+        run = checkify.checkify(jax.jit(uni_invert))  # or jit(checkify(...)), or vmap and grad inside either
+        error, result = run(checked(velocity), images, time_grids.uniform(30))
+        error.throw()  # JaxRuntimeError: the velocity is not finite at time 0.7, its latents are
+
+    Without ``checkify`` a compiled program with checks in it is refused by JAX (ValueError, "not functionalized").
+    """
+    return Partial(_checked, as_partial(velocity))
 
 
 def paired(velocity: Velocity, z: PyTree, t: Any, first: PyTree, second: PyTree, *, batched: bool = True) -> tuple:
@@ -103,7 +150,11 @@ def paired(velocity: Velocity, z: PyTree, t: Any, first: PyTree, second: PyTree,
 
     Returns:
       ``(velocity under first, velocity under second)``.
+
+    Raises:
+      ValueError: conditions that differ in structure or lack the leading size, or in one call also in other sizes.
     """
+    check_conditions(z, batched=batched, first=first, second=second)
     if not batched:
         return velocity(z, t, first), velocity(z, t, second)
 
@@ -126,72 +177,6 @@ def as_partial(velocity: Velocity) -> Partial:
     return velocity if isinstance(velocity, Partial) else Partial(velocity)
 
 
-def check_conditions(z: PyTree, **conditions: PyTree) -> None:
-    """Two conditions that are to be compared: one structure, one leading size, that of ``z``.
-
-    Raises:
-      ValueError: they differ; the message names the leaf.
-    """
-    batch = _leading_size(z)
-    (name, first), *others = conditions.items()
-    for other_name, other in others:
-        expected, found = _structures(first, other)
-        if expected != found:
-            raise ValueError(f"conditions {name} and {other_name} must have one structure, got {expected} and {found}")
-    for name, condition in conditions.items():
-        for path, leaf in jax.tree.leaves_with_path(condition):
-            if np.ndim(leaf) < 1 or np.shape(leaf)[0] != batch:
-                raise ValueError(
-                    f"condition {name}{jax.tree_util.keystr(path)} must have the leading size {batch} of the latents, "
-                    f"got shape {np.shape(leaf)}"
-                )
-
-
-def prepare(velocity: Velocity, z: PyTree, *conditions: PyTree) -> PyTree:
-    """The latents in the dtype of accumulation, after a check that the model's output is like them.
-
-    Raises:
-      TypeError: the latents are not floating point.
-      ValueError: the latents are empty or of several leading sizes, or the model's output has another structure, shape
-        or dtype.
-    """
-    for path, leaf in jax.tree.leaves_with_path(z):
-        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
-            where = jax.tree_util.keystr(path)
-            raise TypeError(f"latents{where} must be floating point, got {jnp.result_type(leaf)}")
-    _leading_size(z)
-    z = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.promote_types(jnp.result_type(leaf), jnp.float32)), z)
-    for condition in conditions:
-        out = jax.eval_shape(velocity, z, time_of(z, 0.5), condition)
-        expected, found = _structures(z, out)
-        if expected != found:
-            raise ValueError(f"the velocity must have the structure of the latents, got {found} for {expected}")
-        for (path, leaf), given in zip(jax.tree.leaves_with_path(out), jax.tree.leaves(z), strict=True):
-            if leaf.shape != given.shape or leaf.dtype != given.dtype:
-                raise ValueError(
-                    f"the velocity{jax.tree_util.keystr(path)} must be like the latents, {given.dtype}"
-                    f"{list(given.shape)}, got {leaf.dtype}{list(leaf.shape)}; a model of another precision is wrapped "
-                    "in in_dtype"
-                )
-    return z
-
-
-def time_of(z: PyTree, t: Any) -> jax.Array:
-    """``t`` in the dtype of the latents."""
-    return jnp.asarray(t, jax.tree.leaves(z)[0].dtype)
-
-
-def _structures(first: PyTree, second: PyTree) -> tuple[Any, Any]:
-    return jax.tree.structure(first), jax.tree.structure(second)
-
-
-def _leading_size(z: PyTree) -> int:
-    sizes = {shape[0] if shape else None for shape in map(np.shape, jax.tree.leaves(z))}
-    if len(sizes) != 1 or sizes == {None}:
-        raise ValueError(f"latents must have one leading batch size, got {sorted(sizes, key=str)}")
-    return int(sizes.pop() or 0)
-
-
 @jax.tree_util.register_static
 class _Static:
     """A value that is part of the program rather than of its data."""
@@ -206,9 +191,20 @@ class _Static:
         return hash(self.value)
 
 
+def _is_training(part: nnx.Module) -> bool:
+    drops = getattr(part, "deterministic", None) is False
+    share = getattr(part, "rate", getattr(part, "dropout_rate", 1.0))
+    return bool(drops and share > 0) or getattr(part, "use_running_average", None) is False
+
+
+def _fresh(state: Any) -> Any:
+    """The same arrays in variables of their own: ``nnx.split`` and ``nnx.merge`` share them with the module."""
+    return jax.tree.map(lambda leaf: leaf, state)
+
+
 def _call_nnx(graph: Any, condition_map: _Static, state: Any, z: Any, t: Any, condition: Any) -> Any:
     arguments = (condition,) if condition_map.value is None else condition_map.value(condition)
-    return nnx.merge(graph, state)(z, t, *arguments)
+    return nnx.merge(graph, _fresh(state))(z, t, *arguments)
 
 
 def _call_linen(apply: _Static, condition_map: _Static, params: Any, z: Any, t: Any, condition: Any) -> Any:
@@ -217,19 +213,53 @@ def _call_linen(apply: _Static, condition_map: _Static, params: Any, z: Any, t: 
 
 
 def _batch_time(velocity: Velocity, z: Any, t: Any, condition: Any) -> Any:
-    return velocity(z, jnp.broadcast_to(t, (jax.tree.leaves(z)[0].shape[0],)), condition)
+    return velocity(z, jnp.broadcast_to(time_of(z, t), (leading_size(z),)), condition)
 
 
 def _flip_time(velocity: Velocity, z: Any, t: Any, condition: Any) -> Any:
-    return jax.tree.map(jnp.negative, velocity(z, 1 - t, condition))
+    return jax.tree.map(jnp.negative, velocity(z, 1 - time_of(z, t), condition))
 
 
 def _in_dtype(dtype: _Static, velocity: Velocity, z: Any, t: Any, condition: Any) -> Any:
     low = jax.tree.map(lambda leaf: leaf.astype(dtype.value), z)
-    out = velocity(low, t.astype(dtype.value), condition)
+    out = velocity(low, jnp.asarray(t, dtype.value), condition)
+    check_structure("the velocity", out, z)
     return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), out, z)
 
 
 def _guided(velocity: Velocity, null: Any, weight: Any, z: Any, t: Any, condition: Any) -> Any:
+    batch = leading_size(z)
+    null = jax.tree.map_with_path(lambda path, leaf: _repeat(leaf, batch, f"null{jax.tree_util.keystr(path)}"), null)
+    check_conditions(z, batched=True, null=null, condition=condition)
+    weight = jnp.asarray(weight)
+    if weight.ndim > 1:
+        raise ValueError(f"guidance weight must be a number or one a sample, got shape {weight.shape}")
+    if weight.ndim:
+        weight = _repeat(weight, batch, "guidance weight")
     low, high = paired(velocity, z, t, null, condition)
-    return jax.tree.map(lambda a, b: a + jnp.asarray(weight, a.dtype) * (b - a), low, high)
+    return jax.tree.map(lambda a, b: a + per_sample(weight, a) * (b - a), low, high)
+
+
+def _repeat(leaf: Any, batch: int, name: str) -> jax.Array:
+    """Rows repeated to a batch, which is a multiple of theirs where a caller compares conditions in one call."""
+    rows = np.shape(leaf)[0] if np.ndim(leaf) else 0
+    if rows == batch:
+        return jnp.asarray(leaf)
+    if not rows or batch % rows:
+        raise ValueError(f"{name} must have the leading size {batch} of the latents or a divisor, got {np.shape(leaf)}")
+    return jnp.concatenate([jnp.asarray(leaf)] * (batch // rows)) if batch else jnp.asarray(leaf)[:0]
+
+
+def _checked(velocity: Velocity, z: Any, t: Any, condition: Any) -> Any:
+    found = velocity(z, t, condition)
+    for what, tree, aside in (("latents", z, ""), ("the velocity", found, ", its latents are")):
+        for path, leaf in jax.tree.leaves_with_path(tree):
+            verb = "are" if what == "latents" else "is"
+            message = f"{what}{_escape(path)} {verb} not finite at time {{t}}{aside}"
+            checkify.check(jnp.isfinite(leaf).all(), message, t=jnp.asarray(t))
+    return found
+
+
+def _escape(path: Any) -> str:
+    """A path in a tree, as text for ``str.format``."""
+    return jax.tree_util.keystr(path).replace("{", "{{").replace("}", "}}")

@@ -18,6 +18,7 @@ from jaxlab.nn.dit import load_dit
 __all__ = ["labels_of", "main", "read_image"]
 
 _NOTHING = "none"
+_MASKS_SHOWN = 12
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -36,6 +37,12 @@ def main(arguments: Sequence[str]) -> int:
         raise ValueError(f"--out {out}: an image is written as .png or .npy")
     if not out.parent.is_dir():
         raise ValueError(f"--out {out}: there is no folder {out.parent}")
+    strip = out.with_name(f"{out.stem}-strip.png")
+    for path in (out, strip):
+        if path.is_dir():
+            raise ValueError(f"--out {out}: {path} is a folder")
+        if path.resolve() == options.image.resolve():
+            raise ValueError(f"--out {out}: {path} is the image itself, which would be lost")
     model, class_names = load_dit(options.model)
     source, target = (labels_of(text, class_names) for text in (options.source, options.target))
     null = np.asarray(model.config.null_labels)
@@ -57,7 +64,6 @@ def main(arguments: Sequence[str]) -> int:
         raise ValueError(
             f"the edit of {options.image} is not finite; take a smaller --strength than {options.strength}"
         )
-    strip = out.with_name(f"{out.stem}-strip.png")
     _write(out, edited)
     _strip(strip, image, np.asarray(found.masks[:, 0]), edited)
     changed = np.abs(edited - image).mean() / 2
@@ -102,28 +108,55 @@ def read_image(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
     height, width, channels = shape
     match path.suffix.lower():
         case ".npy":
-            image = np.load(path, allow_pickle=False).astype(np.float32)
+            image = _read_array(path)
         case ".png":
-            from matplotlib.image import imread
-
-            # Pillow reports a damaged file by exceptions of several kinds.
-            try:
-                pixels = imread(path)
-            except SyntaxError as error:
-                raise ValueError(f"{path} is no image ({error})") from None
-            # Without transparency.
-            image = 2 * (pixels if pixels.ndim == 2 else pixels[..., :3]).astype(np.float32) - 1
+            image = _read_picture(path)
         case _:
             raise ValueError(f"{path}: an image is a .png or .npy file")
     if image.ndim == 2:
         image = image[..., None]
     if image.ndim == 3 and image.shape[2] == 3 and channels == 1:
         image = image.mean(2, keepdims=True)
-    if image.ndim != 3 or image.shape[2] != channels or image.shape[0] % height or image.shape[1] % width:
+    if (
+        image.ndim != 3
+        or not image.size
+        or image.shape[2] != channels
+        or image.shape[0] % height
+        or image.shape[1] % width
+    ):
         raise ValueError(f"{path} is {list(image.shape)}; the network takes {list(shape)} or whole multiples of it")
     if not np.all(np.isfinite(image)) or np.abs(image).max() > 1:
         raise ValueError(f"{path}: values must lie in [-1, 1], they are in [{image.min():g}, {image.max():g}]")
     return image.reshape(height, image.shape[0] // height, width, image.shape[1] // width, channels).mean((1, 3))
+
+
+def _read_array(path: Path) -> np.ndarray:
+    try:
+        values = np.load(path, allow_pickle=False)
+    except OSError:
+        raise
+    # numpy's parser of the header lets errors of several kinds through.
+    except Exception as error:
+        raise ValueError(f"{path} is no .npy file ({error})") from None
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
+        kind = values.dtype if isinstance(values, np.ndarray) else "an archive"
+        raise ValueError(f"{path}: an array of real numbers is needed, it is {kind}")
+    return values.astype(np.float32)
+
+
+def _read_picture(path: Path) -> np.ndarray:
+    """A .png in [-1, 1], its transparency ignored; of a moving one the first picture."""
+    from matplotlib.image import imread
+
+    try:
+        pixels = imread(path)
+    except OSError as error:
+        # Of a file cut short it does not say which.
+        raise error if error.filename else ValueError(f"{path} is no image ({error})") from None
+    # Pillow reports a damaged file by exceptions of several kinds.
+    except Exception as error:
+        raise ValueError(f"{path} is no image ({error})") from None
+    return 2 * (pixels if pixels.ndim == 2 else pixels[..., :3]).astype(np.float32) - 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -160,8 +193,10 @@ def _strip(path: Path, image: np.ndarray, masks: np.ndarray, edited: np.ndarray)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(1.4 * (len(masks) + 2), 1.6), layout="constrained")
-    pictures = [("source", image), *((f"mask {k + 1}", mask) for k, mask in enumerate(masks)), ("edit", edited)]
+    # More would not fit the width that a picture may have.
+    shown = np.unique(np.linspace(0, len(masks) - 1, min(len(masks), _MASKS_SHOWN)).round().astype(int))
+    figure = Figure(figsize=(1.4 * (len(shown) + 2), 1.6), layout="constrained")
+    pictures = [("source", image), *((f"mask {k + 1}", masks[k]) for k in shown), ("edit", edited)]
     for axes, (title, picture) in zip(figure.subplots(ncols=len(pictures)), pictures, strict=True):
         if title.startswith("mask"):
             axes.imshow(picture[..., 0], cmap="magma", vmin=0, vmax=1)

@@ -1,7 +1,10 @@
 """Fields with known answers, shared by the tests."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 
@@ -16,6 +19,17 @@ def wave(z, t, condition):
 def linear(z, t, condition):
     """``v = 0.7 z``."""
     return jax.tree.map(lambda leaf: 0.7 * leaf, z)
+
+
+@contextlib.contextmanager
+def as_a_user():
+    """Without the type checks of the tests, which would say some of it first."""
+    checked = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", checked)
 
 
 @pytest.fixture

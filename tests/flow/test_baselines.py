@@ -104,8 +104,14 @@ def test_flow_edit_transcribed() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda o: flow_edit(KEY, velocity, Z0, GRID, n_max=6, **o), r"steps must be in \[1, 5\]"),
-        (lambda o: flow_edit(KEY, velocity, Z0, GRID, n_max=3, n_min=3, **o), r"n_min must be in \[0, n_max\), got 3"),
+        (
+            lambda o: flow_edit(KEY, velocity, Z0, GRID, n_max=6, **o),
+            r"n_max must be in \[1, 5\] on this time grid, got 6",
+        ),
+        (
+            lambda o: flow_edit(KEY, velocity, Z0, GRID, n_max=3, n_min=3, **o),
+            r"n_min must be in \[0, 2\] below n_max, got 3",
+        ),
         (lambda o: flow_edit(KEY, velocity, Z0, GRID, n_max=3, n_avg=0, **o), "n_avg must be at least 1, got 0"),
         (lambda o: rf_inversion_edit(velocity, Z0, Z0, GRID, TARGET, stop=1.5), r"stop must be in \[0, 1\], got 1.5"),
     ],

@@ -1,5 +1,6 @@
 """DDIM models as flows against DDIM's own formula."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,11 +21,11 @@ def v_of(x, timestep, condition):
     return (noise_of(x, timestep, condition) - jnp.sqrt(1 - bar) * x) / jnp.sqrt(bar)
 
 
-def ddim(x):
+def ddim(x, timesteps=TIMESTEPS):
     """Noiseless DDIM as its paper writes it, ending at alpha_bar = 1."""
-    bars = [1.0, *ALPHA_BAR[TIMESTEPS]]
-    for i in range(len(TIMESTEPS), 0, -1):
-        noise = np.asarray(noise_of(x, TIMESTEPS[i - 1], None))
+    bars = [1.0, *ALPHA_BAR[timesteps]]
+    for i in range(len(timesteps), 0, -1):
+        noise = np.asarray(noise_of(x, timesteps[i - 1], None))
         clean = (x - np.sqrt(1 - bars[i]) * noise) / np.sqrt(bars[i])
         x = np.sqrt(bars[i - 1]) * clean + np.sqrt(1 - bars[i - 1]) * noise
     return x
@@ -37,6 +38,23 @@ def test_euler_is_ddim(in_double, predict, kind) -> None:
     y = sample(flow.velocity, jnp.asarray(x / flow.alpha[-1]), flow.grid)
     # Time steps are found again by interpolation in a table, to rounding.
     np.testing.assert_allclose(y, ddim(x), atol=1e-10)
+
+
+@pytest.mark.parametrize("timesteps", [[0], [99], [0, 1], [0, 97, 98, 99], range(100)])
+def test_odd_schedules(in_double, timesteps) -> None:
+    """One step, the first, neighbours, uneven ones, all; a model in bfloat16 is wrapped inside."""
+    timesteps = np.asarray(timesteps)
+    x = np.random.default_rng(0).normal(size=(3, 4))
+    seen = []
+
+    def predict(x, timestep, condition):
+        jax.debug.callback(lambda t: seen.append(float(t)), timestep)
+        return noise_of(x, timestep, condition)
+
+    flow = ddim_as_flow(predict, ALPHA_BAR, timesteps)
+    y = sample(flow.velocity, jnp.asarray(x / flow.alpha[-1]), flow.grid)
+    np.testing.assert_allclose(y, ddim(x, timesteps), atol=1e-9)
+    np.testing.assert_array_equal(sorted(seen), timesteps)  # whole numbers, for models with a table
 
 
 def test_uni_inv_finds_the_way_back(in_double) -> None:

@@ -35,7 +35,7 @@ def test_no_shift_is_uniform() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: time_grids.uniform(0), "at least one step, got 0"),
+        (lambda: time_grids.uniform(0), "steps of a time grid must be at least 1, got 0"),
         (lambda: time_grids.shifted(3, shift=0.0), "shift must be positive and finite, got 0.0"),
         (lambda: time_grids.flux(3, 0), "sequence_length must be at least 1, got 0"),
     ],

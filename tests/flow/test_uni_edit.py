@@ -177,7 +177,7 @@ def test_mask_modes() -> None:
         ({"delay_rate": 0.0}, "delay_rate must be in"),
         ({"delay_rate": 1.1}, "delay_rate must be in"),
         ({"delay_rate": 0.1}, "must leave at least one step, got 0.1 of 5 steps"),
-        ({"strength": -1.0}, "strength must be at least 0, got -1.0"),
+        ({"strength": -1.0}, "strength must be finite and at least 0, got -1.0"),
         ({"mask_mode": "norm"}, "mask_mode must be 'abs' or 'signed', got 'norm'"),
         ({"channel_axis": 0}, "other than the batch, got 0"),
         ({"channel_axis": 4}, "other than the batch, got 4"),

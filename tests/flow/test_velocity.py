@@ -1,14 +1,18 @@
 """Adapters: what reaches the model, and that weights stay data under jit."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.experimental import checkify
 
 from jaxlab.flow import (
     check_orientation,
+    checked,
     flip_time,
     from_linen,
     from_nnx,
@@ -18,9 +22,11 @@ from jaxlab.flow import (
     paired,
     sample,
     time_grids,
+    uni_edit,
     uni_invert,
 )
 from jaxlab.flow.fields import gaussian_velocity
+from tests.flow.conftest import as_a_user
 
 
 class Scale(nnx.Module):
@@ -113,3 +119,90 @@ def test_orientation_tells_time_and_sign() -> None:
         check_orientation(key, flipped, data)
     with pytest.raises(ValueError, match="must point from data to noise"):
         check_orientation(key, lambda z, t, c: -right(z, t, c), data)
+
+
+class Training(nnx.Module):
+    """Dropout, batch statistics and a count of the calls."""
+
+    def __init__(self):
+        self.drop = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+        self.norm = nnx.BatchNorm(2, rngs=nnx.Rngs(0))
+        self.calls = nnx.Variable(jnp.array(0))
+
+    def __call__(self, z, t, condition):
+        self.calls[...] = self.calls[...] + 1
+        return self.norm(self.drop(z))
+
+
+def test_a_module_in_the_mode_of_training_is_refused_and_none_is_changed() -> None:
+    model, z = Training(), jnp.ones((3, 2))
+    with pytest.raises(ValueError, match=r"drop is in the mode of training.*call model.eval\(\) first"):
+        from_nnx(model)
+    model.drop.deterministic = True
+    with pytest.raises(ValueError, match="norm is in the mode of training"):
+        from_nnx(model)
+    model.eval()
+    velocity = from_nnx(model)
+    # Batch statistics at rest are mean 0, variance 1 and an epsilon of 1e-5: z moves by the factor e.
+    found = uni_invert(velocity, z, time_grids.uniform(4)).z
+    np.testing.assert_allclose(found, uni_invert(lambda z, t, c: z, z, time_grids.uniform(4)).z, rtol=1e-4)
+    velocity(z, jnp.array(0.5), None)
+    assert model.calls[...] == 0
+    model.norm.scale[...] = jnp.zeros(2)
+    np.testing.assert_array_equal(uni_invert(velocity, z, time_grids.uniform(4)).z, found)
+    with as_a_user(), pytest.raises(TypeError, match="model must be a flax nnx module, got function"):
+        from_nnx(lambda z, t, c: z)
+
+
+def broken(z, t, condition):
+    """Not a number beyond 0.5 where the condition is negative, in one leaf of two."""
+    bad = jnp.where((t > 0.5) & (condition[:, None, None] < 0), jnp.nan, 1.0)
+    return {"image": jnp.cos(z["image"]), "sound": bad * z["sound"]}
+
+
+def test_checks_name_the_time_and_the_leaf() -> None:
+    z = {"image": jnp.ones((2, 3, 1)), "sound": jnp.ones((2, 4, 1))}
+    grid, good, bad = time_grids.uniform(5), jnp.ones(2), jnp.array([1.0, -1.0])
+    velocity = checked(broken)
+    for run in (checkify.checkify(jax.jit(uni_invert)), jax.jit(checkify.checkify(uni_invert))):
+        error, found = run(velocity, z, grid, good)
+        error.throw()
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), found, uni_invert(broken, z, grid, good))
+        error, found = run(velocity, z, grid, bad)
+        with pytest.raises(checkify.JaxRuntimeError, match=r"the velocity\['sound'\] is not finite at time 0.6"):
+            error.throw()
+        assert np.all(np.isnan(found.z["sound"][1]))
+        assert np.all(np.isfinite(found.z["sound"][0]))
+    error, _ = run(velocity, z | {"image": z["image"] * jnp.inf}, grid, good)
+    with pytest.raises(checkify.JaxRuntimeError, match=r"latents\['image'\] are not finite at time 0.0"):
+        error.throw()
+
+
+def test_checks_inside_an_edit_under_a_gradient_and_alone() -> None:
+    def field(z, t, condition):
+        return jnp.sqrt(z - 1) + condition[:, None, None]
+
+    z, label = jnp.full((1, 3, 1), 2.0), jnp.zeros(1)
+
+    def loss(velocity, z):
+        edited = uni_edit(velocity, z, time_grids.uniform(3), source=label, target=label + 1, inversion=label).z
+        return edited.sum()
+
+    error, slope = checkify.checkify(jax.jit(jax.grad(loss, argnums=1)))(checked(field), z)
+    error.throw()
+    np.testing.assert_allclose(slope, jax.grad(loss, argnums=1)(field, z), rtol=1e-6)
+    error, _ = checkify.checkify(loss)(checked(field), z - 5)
+    with pytest.raises(checkify.JaxRuntimeError, match="is not finite at time 0"):
+        error.throw()
+    # Called by itself there is no program to carry the error out of.
+    with pytest.raises(checkify.JaxRuntimeError, match=r"the velocity is not finite at time 0.5, its latents are"):
+        checked(field)(z - 5, jnp.array(0.5), label)
+    with pytest.raises(ValueError, match="not functionalized"):
+        jax.jit(loss)(checked(field), z)
+
+
+def test_adapters_take_a_number_for_the_time() -> None:
+    z, label = jnp.ones((2, 3)), jnp.arange(2.0)
+    for adapt in (flip_time, lambda v: in_dtype(v, jnp.bfloat16), lambda v: guided(v, label, 2.0), checked):
+        velocity = adapt(from_nnx(Scale()))
+        np.testing.assert_array_equal(velocity(z, 0.5, label), velocity(z, jnp.array(0.5), label))

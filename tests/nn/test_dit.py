@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 
 from jaxlab.nn.dit import DiT, DiTConfig, load_dit, save_dit
+from tests.flow.conftest import as_a_user
 
 CONFIG = DiTConfig(
     image_shape=(4, 8, 2), patch_size=2, num_classes=(3, 5), hidden_size=8, num_layers=2, num_heads=2, mlp_ratio=2
@@ -51,8 +52,8 @@ def test_against_a_loop_over_tokens_in_numpy(model) -> None:
     by_name = {name.removesuffix(".value"): x for name, x in state.items()}
 
     def linear(name, x, layer=None):
-        weight, bias = by_name[f"{name}.weight"], by_name[f"{name}.bias"]
-        return x @ (weight if layer is None else weight[layer]).T + (bias if layer is None else bias[layer])
+        weight, bias = by_name[f"{name}.kernel"], by_name[f"{name}.bias"]
+        return x @ (weight if layer is None else weight[layer]) + (bias if layer is None else bias[layer])
 
     def silu(x):
         return x / (1 + np.exp(-x))
@@ -124,16 +125,57 @@ def test_files_restore_the_network(model, tmp_path) -> None:
         ({"num_heads": 3}, "num_heads must divide hidden_size 8; got 3"),
         ({"num_layers": 0}, "num_layers must be at least 1; got 0"),
         ({"num_classes": ()}, r"num_classes must be at least 1; got \(\)"),
+        ({"num_classes": (2.5,)}, r"num_classes must be made of whole numbers; got \(2.5,\)"),
+        ({"image_shape": (4, 8)}, r"image_shape must be height, width and channels; got \(4, 8\)"),
+        ({"dtype": "int8"}, "dtype must be one of float32, bfloat16, float16; got 'int8'"),
     ],
 )
 def test_bad_configs_are_named(change, message) -> None:
     fields = {"image_shape": (4, 8, 2), "patch_size": 2, "num_classes": (3,), "hidden_size": 8, "num_heads": 2}
-    with pytest.raises(ValueError, match=message):
+    with as_a_user(), pytest.raises(ValueError, match=message):
         DiTConfig(**{**fields, **change})
 
 
 def test_bad_input_is_named(model) -> None:
     with pytest.raises(ValueError, match=r"images must be \(4, 8, 2\) each; got \(8, 4, 2\)"):
         model(IMAGES.swapaxes(1, 2), TIME, LABELS)
-    with pytest.raises(ValueError, match="labels need 2 slots; got 1"):
+    with pytest.raises(ValueError, match=r"labels need 2 slots; got shape \(2, 1\)"):
         model(IMAGES, TIME, LABELS[:, :1])
+    for time, labels in ((TIME[:1], LABELS), (TIME, LABELS[:1])):
+        with as_a_user(), pytest.raises(ValueError, match=r"2 images need as many times and labels; got shapes"):
+            model(IMAGES, time, labels)
+    with as_a_user(), pytest.raises(TypeError, match="labels must be whole numbers; got float32"):
+        model(IMAGES, TIME, LABELS.astype(jnp.float32))
+
+
+def test_no_images() -> None:
+    assert DiT(CONFIG, rngs=nnx.Rngs(0))(IMAGES[:0], TIME[:0], LABELS[:0]).shape == (0, 4, 8, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda arrays: arrays | {"head/bias/value": arrays["head/bias/value"][:3]},
+            r"head/bias.* is float32\[3\], not",
+        ),
+        (lambda arrays: arrays | {"head/bias/value": arrays["head/bias/value"] * np.nan}, r"head/bias.* is not finite"),
+        (lambda arrays: arrays | {"about": np.array("[1]")}, "list indices"),
+        (lambda arrays: arrays | {"about": np.array("{")}, "Expecting property name"),
+        (
+            lambda arrays: arrays | {"about": np.array(str(arrays["about"]).replace('"a", ', ""))},
+            r"its class names are not \(3, 5\) in number",
+        ),
+        (
+            lambda arrays: arrays | {"about": np.array(str(arrays["about"]).replace("float32", "float8"))},
+            "dtype must be one of",
+        ),
+    ],
+)
+def test_damaged_files_are_named(model, tmp_path, change, message) -> None:
+    path = tmp_path / "model.npz"
+    save_dit(path, model, (("a", "b", "c"), ("p", "q", "r", "s", "t")))
+    with np.load(path) as arrays:
+        np.savez(path, **change(dict(arrays)))
+    with pytest.raises(ValueError, match=f"model.npz is not a network that save_dit wrote .*{message}"):
+        load_dit(path)

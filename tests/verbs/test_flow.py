@@ -23,8 +23,8 @@ def folder(tmp_path_factory):
     leaves = nnx.to_pure_dict(state)
     model = nnx.merge(graph, state)
     # A fresh network is zero everywhere and would edit nothing.
-    model.head.weight[...] = rng.normal(size=leaves["head"]["weight"].shape).astype(np.float32) * 0.1
-    model.modulation.weight[...] = rng.normal(size=leaves["modulation"]["weight"].shape).astype(np.float32)
+    model.head.kernel[...] = rng.normal(size=leaves["head"]["kernel"].shape).astype(np.float32) * 0.1
+    model.modulation.kernel[...] = rng.normal(size=leaves["modulation"]["kernel"].shape).astype(np.float32)
     save_dit(folder / "model.npz", model, NAMES)
     np.save(folder / "image.npy", rng.uniform(-1, 1, (4, 8)))
     return folder
@@ -76,24 +76,77 @@ def test_labels() -> None:
     [
         ({"source": "bag"}, "'bag' must name 2 classes separated by commas, it names 1"),
         ({"target": "bag, hat"}, "unknown class 'hat'; there are bag, shoe, ankle boot and none"),
-        ({"extra": ["--strength", "-1"]}, "strength must be at least 0, got -1.0"),
+        ({"extra": ["--strength", "-1"]}, "strength must be finite and at least 0, got -1.0"),
         ({"extra": ["--delay-rate", "0"]}, "delay_rate must be in (0, 1]"),
-        ({"extra": ["--steps", "0"]}, "at least one step, got 0"),
+        ({"extra": ["--steps", "0"]}, "steps of a time grid must be at least 1, got 0"),
         ({"extra": ["--out", "x.gif"]}, "an image is written as .png or .npy"),
         ({"image": "absent.npy"}, "No such file"),
         ({"image": "image.tif"}, "an image is a .png or .npy file"),
         ({"image": "odd.npy"}, "odd.npy is [3, 8, 1]; the network takes [4, 8, 1] or whole multiples"),
+        ({"image": "empty.npy"}, "empty.npy is [0, 8, 1]; the network takes [4, 8, 1] or whole multiples"),
+        ({"image": "words.npy"}, "words.npy: an array of real numbers is needed, it is <U1"),
+        ({"image": "cut.npy"}, "cut.npy is no .npy file"),
+        ({"image": "text.png"}, "text.png is no image (not a PNG file)"),
+        ({"image": "cut.png"}, "cut.png is no image"),
+        ({"image": "folder.png"}, "Is a directory"),
+        ({"extra": ["--strength", "nan"]}, "strength must be finite and at least 0, got nan"),
+        ({"extra": ["--delay-rate", "nan"]}, "delay_rate must be in (0, 1]"),
+        ({"extra": ["--out", "absent/x.png"]}, "there is no folder absent"),
         ({"image": "loud.npy"}, "loud.npy: values must lie in [-1, 1], they are in [2, 2]"),
     ],
 )
 def test_bad_input_is_one_line(folder, capsys, options, message) -> None:
     np.save(folder / "odd.npy", np.zeros((3, 8)))
     np.save(folder / "loud.npy", np.full((4, 8), 2.0))
+    np.save(folder / "empty.npy", np.zeros((0, 8)))
+    np.save(folder / "words.npy", np.array([["a"]]))
+    (folder / "cut.npy").write_bytes((folder / "image.npy").read_bytes()[:-9])
+    (folder / "text.png").write_text("hello")
+    matplotlib.image.imsave(folder / "cut.png", np.zeros((4, 8)))
+    (folder / "cut.png").write_bytes((folder / "cut.png").read_bytes()[:-30])
+    (folder / "folder.png").mkdir(exist_ok=True)
     labels = {name: options[name] for name in ("source", "target") if name in options}
     assert edit(folder, folder / options.get("image", "image.npy"), *options.get("extra", []), **labels) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_the_image_itself_and_folders_are_not_written_over(folder, tmp_path, capsys) -> None:
+    image = tmp_path / "a-strip.png"
+    matplotlib.image.imsave(image, np.zeros((4, 8)), cmap="gray")
+    before = image.read_bytes()
+    (tmp_path / "b.png").mkdir()
+    for out, message in (
+        (image, "is the image itself, which would be lost"),
+        (tmp_path / "a.png", "is the image itself, which would be lost"),
+        (tmp_path / "b.png", "is a folder"),
+    ):
+        assert edit(folder, image, "--out", str(out)) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+    assert image.read_bytes() == before
+
+
+@pytest.mark.parametrize(("mode", "size"), [("L", (4, 8)), ("LA", (4, 8, 2)), ("RGBA", (8, 16, 4)), ("I;16", (4, 8))])
+def test_kinds_of_png(tmp_path, mode, size) -> None:
+    """Grey, transparent, coloured and of 16 bits: the luminance that Pillow itself finds."""
+    pillow = pytest.importorskip("PIL.Image", reason="writes .png files with Pillow")
+    deep = mode == "I;16"
+    pixels = np.random.default_rng(0).integers(0, 2**16 if deep else 2**8, size).astype(np.uint16 if deep else np.uint8)
+    pillow.fromarray(pixels).save(tmp_path / "x.png")
+    found = read_image(tmp_path / "x.png", (4, 8, 1))
+    grey = pixels[..., : 1 if mode == "LA" else 3].mean(2) if pixels.ndim == 3 else pixels
+    grey = grey.reshape(4, size[0] // 4, 8, size[1] // 8).mean((1, 3))
+    np.testing.assert_allclose(found[..., 0], 2 * grey / (2**16 - 1 if deep else 2**8 - 1) - 1, atol=1e-6)
+
+
+def test_hundreds_of_steps_fit_the_strip(folder, tmp_path) -> None:
+    out = tmp_path / "long.npy"
+    assert edit(folder, folder / "image.npy", "--out", str(out), "--steps", "700", "--delay-rate", "1") == 0
+    strip = matplotlib.image.imread(tmp_path / "long-strip.png")
+    assert strip.shape[1] < 4000
 
 
 def test_help(capsys) -> None:
