@@ -1,7 +1,7 @@
 """The run that measures the claims of the paper on BR-FedBi."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +20,7 @@ __all__ = ["EXPERIMENT"]
 
 _NNM, _MEDIAN = "nnm+trimmed_mean", "coordinate_median"
 _COORDINATE_WISE = (_MEDIAN, "trimmed_mean")
+_PROTECTED = ("br_fedbi_m", "br_fedbi_p")
 # Step sizes of a method that are tried on all partitions for tuning.
 _FINALISTS = 2
 # Messages of a single-loop round over those of a round with sub-loops.
@@ -231,8 +232,8 @@ def _representation(
         for job, curves in zip(grid, found["choosing"], strict=True):
             tried.setdefault(job, []).append(curves)
 
-    def score(entry: Entry, rate: float) -> float:
-        curves = np.stack(tried[_training(entry), rate])
+    def score(entry: Entry, rate: float, partitions: int | None = None) -> float:
+        curves = np.stack(tried[_training(entry), rate][:partitions])
         return float(representation.worst(representation.at_messages(curves, entry.share), config.attacks).mean())
 
     def better(entry: Entry, rates: Sequence[float], most: int) -> list[float]:
@@ -244,6 +245,8 @@ def _representation(
     for k in range(1, config.tuning_seeds):
         tune(f"finals_{k}", finals, config.seeds + k, of_finals / (config.tuning_seeds - 1))
     best = {entry: better(entry, rates, 1)[0] for entry, rates in finalists.items()}
+    # On the first partition, on which all were tried.
+    _note_equal_steps(config, run, lambda entry, rate: score(entry, rate, 1))
     jobs = [(entry, seed) for entry in entries for seed in range(config.seeds)]
 
     def judge(carry: tuple, i: int) -> tuple[tuple, dict]:
@@ -306,17 +309,16 @@ def _measure(config: Config, run: Run, judged: dict[Entry, np.ndarray]) -> None:
         entry: representation.worst(100 * representation.at_messages(accuracy, entry.share), config.attacks).mean()
         for entry, accuracy in judged.items()
     }
-    protected = ("br_fedbi_m", "br_fedbi_p")
     lifts = [
         worst[Entry(method, rule)] - worst[Entry("br_fedbi", rule)]
         for rule in _COORDINATE_WISE
-        for method in protected
+        for method in _PROTECTED
         if {Entry(method, rule), Entry("br_fedbi", rule)} <= worst.keys()
     ]
     leads = {
         (method, rule): worst[Entry(method, rule)] - worst[Entry("bilantine", rule, share=_EQUAL_MESSAGES)]
         for rule in config.aggregators
-        for method in protected
+        for method in _PROTECTED
         if {Entry(method, rule), Entry("bilantine", rule, share=_EQUAL_MESSAGES)} <= worst.keys()
     }
     others = {key: lead for key, lead in leads.items() if key[1] not in ("mean", *_COORDINATE_WISE)}
@@ -336,6 +338,23 @@ def _measure(config: Config, run: Run, judged: dict[Entry, np.ndarray]) -> None:
             run.measure(claim, min(values))
         else:
             run.skip(claim, "quick", "methods or aggregators that it compares were not asked for")
+
+
+def _note_equal_steps(config: Config, run: Run, score: Callable[[Entry, float], float]) -> None:
+    """What momentum and PAGE lift where nobody's step size is tuned."""
+    compared = [
+        (Entry(method, rule), Entry("br_fedbi", rule))
+        for rule in _COORDINATE_WISE
+        for method in _PROTECTED
+        if {method, "br_fedbi"} <= set(config.methods) and rule in config.aggregators
+    ]
+    if compared:
+        lifts = {
+            rate: min(100 * (score(entry, rate) - score(plain, rate)) for entry, plain in compared)
+            for rate in config.learning_rates
+        }
+        listed = ", ".join(f"{lift:+.1f} (at {rate:g})" for rate, lift in lifts.items())
+        run.note(f"Least lift with one step size for all, on one partition, points: {listed}.")
 
 
 def _cleaning(config: Config, run: Run, images: Any, cost: float) -> tuple[np.ndarray, np.ndarray, float]:
