@@ -80,7 +80,7 @@ def test_ci_runs_the_commands_of_the_readme():
         assert command in script
 
 
-FIRST, ROBUST, LANGUAGE_MODEL, CLUSTER = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+FIRST, ROBUST, LANGUAGE_MODEL, FLOW, CLUSTER = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
 def output_of(code: str, folder: Path) -> str:
@@ -114,6 +114,11 @@ def test_readme_language_model_example_runs(tmp_path):
             pytest.skip(f"needs the package {package}")
     assert output_of(LANGUAGE_MODEL, tmp_path).strip() == "The capital of France is Paris."
     assert (tmp_path / "copy" / "config.json").is_file()
+
+
+def test_readme_flow_edit_changes_what_the_condition_says(tmp_path):
+    edited = [float(word) for word in output_of(FLOW, tmp_path).replace("[", " ").replace("]", " ").split()]
+    assert edited == pytest.approx([1.08, 1.05, 1.92], abs=0.01)  # what the comment in the example promises
 
 
 def test_readme_cluster_example_runs(tmp_path):
