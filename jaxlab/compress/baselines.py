@@ -121,7 +121,10 @@ def sleb(utility: Callable[[Any], Any], num_players: int, remove: int, *, protec
     It evaluates Σ (L - j) masks, j < ``remove``, less those of protected blocks.
     """
     check_removal(num_players, remove, protect)
-    protected, order, values, evaluations = list(check_protected(num_players, protect)), [], [], 0
+    protected = check_protected(num_players, protect)
+    order: list[int] = []
+    values: list[float] = []
+    evaluations = 0
     for _ in range(remove):
         choices = np.setdiff1d(np.arange(num_players), [*protected, *order])[::-1]
         masks = np.stack([without(num_players, [*order, int(block)]) for block in choices])

@@ -227,7 +227,7 @@ def measure(
     held_out: Bool[np.ndarray, "sets n"], predicted: Float[np.ndarray, "sets n"], values: Float[np.ndarray, " n"]
 ) -> tuple[Quality, Bool[np.ndarray, " n"], Float[np.ndarray, " n"]]:
     """Quality on the masks held out, which these are, and the prediction of each mask: the last fields of `Fit`."""
-    out = held_out.any(0)
+    out = np.asarray(held_out.any(0))
     of_masks = np.where(out, predicted[held_out.argmax(0), np.arange(len(values))], predicted[-1])
     return quality(of_masks[out], values[out]), out, of_masks
 
@@ -314,7 +314,8 @@ def _train(
         def update(carry: PyTree, xs: tuple[Array, Array]) -> tuple[PyTree, None]:
             rows, real = xs
 
-            def one(params: PyTree, state: PyTree, weights: Array) -> tuple[PyTree, PyTree]:
+            def one(carry: tuple[PyTree, PyTree], weights: Array) -> tuple[PyTree, PyTree]:
+                params, state = carry
                 weight = weights[rows] * real
 
                 def loss(params: PyTree) -> Array:
@@ -324,7 +325,7 @@ def _train(
                 updates, state = optimizer.update(jax.grad(loss)(params), state, params)
                 return optax.apply_updates(params, updates), state
 
-            return jax.vmap(one)(*carry, weights), None
+            return jax.vmap(one)(carry, weights), None
 
         return lax.scan(update, carry, (rows, real))
 

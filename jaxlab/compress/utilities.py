@@ -21,7 +21,7 @@ Example::
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -40,11 +40,8 @@ __all__ = ["StackUtility", "Utility", "evaluate_masks", "gated_utility", "keep_f
 Mode = Literal["prefix", "gather", "gate"]
 
 
-class Utility(Protocol):
-    """A game: the values of masks, larger is better."""
-
-    def __call__(self, masks: Any, /) -> Any:
-        """Values ``[n]`` of masks ``[n, L]``."""
+# Of masks [n, L] to values [n].
+Utility = Callable[[Any], Any]
 
 
 class StackUtility:
