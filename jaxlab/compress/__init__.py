@@ -8,6 +8,7 @@ Layer pruning as a cooperative game (Ding et al., arXiv 2602.07804):
 * :mod:`~jaxlab.compress.utilities`, :mod:`~jaxlab.compress.evaluations`: the value of masks, kept on disk.
 * :mod:`~jaxlab.compress.surrogate`, :mod:`~jaxlab.compress.pairwise_ridge`: cheap models of a game.
 * :mod:`~jaxlab.compress.attribution`: contributions of parts, exact and sampled Shapley values.
+* :mod:`~jaxlab.compress.estimation`: both in one call, with warnings where they cannot be trusted.
 * :mod:`~jaxlab.compress.selection`, :mod:`~jaxlab.compress.baselines`: which blocks to remove.
 * :mod:`~jaxlab.compress.deletion`: the smaller network.
 """
@@ -16,6 +17,7 @@ from jaxlab.compress import (
     attribution,
     baselines,
     deletion,
+    estimation,
     evaluations,
     masked_losses,
     masks,
@@ -27,6 +29,7 @@ from jaxlab.compress import (
 )
 from jaxlab.compress.attribution import *  # noqa: F403
 from jaxlab.compress.deletion import *  # noqa: F403
+from jaxlab.compress.estimation import *  # noqa: F403
 from jaxlab.compress.evaluations import *  # noqa: F403
 from jaxlab.compress.masks import *  # noqa: F403
 from jaxlab.compress.residual_stack import *  # noqa: F403
@@ -36,6 +39,7 @@ from jaxlab.compress.utilities import *  # noqa: F403
 __all__ = [
     *attribution.__all__,
     *deletion.__all__,
+    *estimation.__all__,
     *evaluations.__all__,
     *masks.__all__,
     *residual_stack.__all__,
@@ -44,6 +48,7 @@ __all__ = [
     "attribution",
     "baselines",
     "deletion",
+    "estimation",
     "evaluations",
     "masked_losses",
     "masks",

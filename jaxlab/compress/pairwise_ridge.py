@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Bool, Float, Key
 
 from jaxlab.compress.surrogate import Fit, check_pairs, held_out_sets, measure
 
@@ -45,7 +45,9 @@ class PairwiseGame(NamedTuple):
     pair: Float[Array, "*batch l l"]
 
 
-def apply(params: PairwiseGame, masks: Array) -> Float[Array, " n"]:
+def apply(
+    params: PairwiseGame, masks: Bool[Array | np.ndarray, "n l"] | Float[Array | np.ndarray, "n l"]
+) -> Float[Array, " n"]:
     """Values of masks ``[n, L]``."""
     removed = 1.0 - jnp.asarray(masks).astype(jnp.float32)
     pairs = jnp.einsum("ni,ij,nj->n", removed, params.pair, removed) / 2

@@ -22,7 +22,7 @@ Deviations from the paper:
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,9 +43,6 @@ __all__ = [
     "quality",
     "to_target",
 ]
-
-Recipe = Literal["auto", "paper", "adamw"]
-Target = Literal["score", "log", "log1p"]
 
 PAPER_MASKS = 5_000  # from this number on the paper's recipe makes enough updates
 
@@ -94,7 +91,7 @@ class Fit(NamedTuple):
     predicted: Float[np.ndarray, " n"]
 
 
-def to_target(scores: Any, target: Target = "score") -> Float[np.ndarray, " n"]:
+def to_target(scores: Any, target: str = "score") -> Float[np.ndarray, " n"]:
     """Scores on the scale that a surrogate is fitted on; all grow with the score.
 
     Args:
@@ -116,9 +113,7 @@ def to_target(scores: Any, target: Target = "score") -> Float[np.ndarray, " n"]:
 
 
 @functools.lru_cache(maxsize=64)
-def mlp_surrogate(
-    num_players: int, *, hidden: int | None = None, output: Literal["sigmoid", "linear"] = "sigmoid"
-) -> Surrogate:
+def mlp_surrogate(num_players: int, *, hidden: int | None = None, output: str = "sigmoid") -> Surrogate:
     """The paper's network: L → ``hidden`` → 1, CELU (α = 1) between.
 
     Args:
@@ -163,7 +158,7 @@ def fit(
     masks: Any,
     values: Any,
     *,
-    recipe: Recipe | optax.GradientTransformation = "auto",
+    recipe: str | optax.GradientTransformation = "auto",
     epochs: int | None = None,
     batch_size: int = 300,
     holdout: int | None = None,
@@ -256,7 +251,7 @@ def check_pairs(masks: Any, values: Any) -> tuple[Bool[np.ndarray, "n l"], Float
 
 
 def _recipe(
-    recipe: Recipe | optax.GradientTransformation, epochs: int | None, number: int, batch_size: int
+    recipe: str | optax.GradientTransformation, epochs: int | None, number: int, batch_size: int
 ) -> tuple[optax.GradientTransformation, int]:
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1; got {batch_size}")

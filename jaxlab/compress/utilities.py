@@ -21,7 +21,7 @@ Example::
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,8 +37,6 @@ from jaxlab.compress.residual_stack import ResidualStack, num_blocks
 
 __all__ = ["StackUtility", "Utility", "evaluate_masks", "gated_utility", "keep_finite", "loss_increase", "make_utility"]
 
-Mode = Literal["prefix", "gather", "gate"]
-
 
 # Of masks [n, L] to values [n].
 Utility = Callable[[Any], Any]
@@ -52,7 +50,7 @@ class StackUtility:
       full_loss: loss of the whole network, in nats.
     """
 
-    def __init__(self, stack: ResidualStack, params: PyTree, batch: PyTree, *, mode: Mode, vectorize: int, mesh: Any):
+    def __init__(self, stack: ResidualStack, params: PyTree, batch: PyTree, *, mode: str, vectorize: int, mesh: Any):
         self._stack, self._params, self._batch = stack, params, jax.tree.map(jnp.asarray, batch)
         self._mode, self._vectorize, self._mesh = mode, vectorize, mesh
         self.num_players = num_blocks(stack, params)
@@ -105,7 +103,7 @@ def make_utility(
     params: PyTree,
     batch: PyTree,
     *,
-    mode: Mode = "prefix",
+    mode: str = "prefix",
     vectorize: int = 1,
     mesh: Mesh | None = None,
 ) -> StackUtility:

@@ -31,9 +31,11 @@ MASKS = all_masks(5)
 @pytest.fixture(scope="module")
 def expected(tiny):
     """By the decoder's own mask."""
-    loss = lambda mask: next_token_loss(
-        tiny.apply_fn(tiny.params, tiny.batch.tokens, block_mask=mask), tiny.batch.tokens
-    )  # noqa: E731
+
+    def loss(mask):
+        logits = tiny.apply_fn(tiny.params, tiny.batch.tokens, block_mask=mask)
+        return next_token_loss(logits, tiny.batch.tokens)
+
     return np.asarray(jax.jit(jax.vmap(loss))(MASKS.astype(np.float32)))
 
 
