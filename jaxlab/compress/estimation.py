@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jaxtyping import Array, Key
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
 
 from jaxlab.compress import pairwise_ridge, surrogate
 from jaxlab.compress.attribution import Contribution, contributions
@@ -26,6 +28,7 @@ __all__ = ["SURROGATES", "Estimate", "UnreliableWarning", "check_depth", "estima
 
 SURROGATES = ("mlp", "pairwise")
 LEAST_R2 = 0.5
+FOLD_QUERIES = 4_000
 
 
 class UnreliableWarning(UserWarning):
@@ -36,14 +39,22 @@ class Estimate(NamedTuple):
     """Contributions and the surrogate that they were estimated on.
 
     Attributes:
-      contribution: on the scale of ``target``; larger is more valuable.
+      contribution: on the scale of ``target``; larger is more valuable. Its standard error is over the masks of the
+        estimate.
+      fit_error: standard error of the contributions over the masks that were evaluated, by the jackknife over folds;
+        NaN without folds. It is the larger one where evaluations are few.
       fit: the surrogate, with its quality on held-out masks.
       target: scale of the scores that was fitted, see `to_target`.
+      truth: the values that were fitted, one a usable mask, in the order of ``fit.predicted``.
+      sizes: how many blocks each of these masks keeps.
     """
 
     contribution: Contribution
+    fit_error: Float[Array, " l"]
     fit: Fit
     target: str
+    truth: Float[np.ndarray, " n"]
+    sizes: Int[np.ndarray, " n"]
 
 
 def estimate_contributions(
@@ -97,7 +108,25 @@ def estimate_contributions(
             stacklevel=2,
         )
     drawn = stratified_masks(key_queries, array.shape[1], strata, queries)
-    return Estimate(contributions(found.apply, found.params, drawn), found, target)
+    # Every so many, so that the shorter estimates have all strata.
+    few = drawn[:: max(1, len(drawn) // FOLD_QUERIES)]
+    return Estimate(
+        contributions(found.apply, found.params, drawn),
+        _jackknife(found, few, folds is not None),
+        found,
+        target,
+        values,
+        array.sum(1),
+    )
+
+
+def _jackknife(found: Fit, masks: Array, has_folds: bool) -> Array:
+    """``√((F - 1) / F Σ_f (φ_f - φ̄)²)`` over the fits that left fold f out."""
+    if not has_folds:
+        return jnp.full((masks.shape[1],), jnp.nan)
+    of_folds = jax.tree.map(lambda leaf: leaf[:-1], found.params_of_sets)
+    means = jax.lax.map(lambda params: contributions(found.apply, params, masks).mean, of_folds)
+    return jnp.sqrt((means.shape[0] - 1) * jnp.var(means, axis=0))
 
 
 def check_depth(num_players: int, strata: Sequence[int], remove: int) -> None:

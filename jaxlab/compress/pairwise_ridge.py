@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Float, Key, Shaped
 
 from jaxlab.compress.surrogate import Fit, check_pairs, held_out_sets, measure
 
@@ -45,9 +45,7 @@ class PairwiseGame(NamedTuple):
     pair: Float[Array, "*batch l l"]
 
 
-def apply(
-    params: PairwiseGame, masks: Bool[Array | np.ndarray, "n l"] | Float[Array | np.ndarray, "n l"]
-) -> Float[Array, " n"]:
+def apply(params: PairwiseGame, masks: Shaped[Array | np.ndarray, "n l"]) -> Float[Array, " n"]:
     """Values of masks ``[n, L]``."""
     removed = 1.0 - jnp.asarray(masks).astype(jnp.float32)
     pairs = jnp.einsum("ni,ij,nj->n", removed, params.pair, removed) / 2
@@ -105,7 +103,7 @@ def fit(
         params = _solve(array, numbers, ~sets, jnp.float32(single), jnp.float32(pair), jnp.float32(full))
         predicted = np.asarray(jax.vmap(apply, (0, None))(params, jnp.asarray(array)))
         last = jax.tree.map(lambda leaf: leaf[-1], params)
-        found.append(Fit(apply, last, *measure(sets, predicted, numbers)))
+        found.append(Fit(apply, last, *measure(sets, predicted, numbers), params))
     return min(found, key=lambda one: one.quality.rmse)
 
 

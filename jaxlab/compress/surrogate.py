@@ -82,6 +82,7 @@ class Fit(NamedTuple):
       quality: on the masks held out.
       held_out: which masks were held out in turn.
       predicted: value of each mask as predicted where it was held out, else by ``params``.
+      params_of_sets: those of each training, stacked; the last are ``params``, those before each left a fold out.
     """
 
     apply: Callable[..., Array]
@@ -89,6 +90,7 @@ class Fit(NamedTuple):
     quality: Quality
     held_out: Bool[np.ndarray, " n"]
     predicted: Float[np.ndarray, " n"]
+    params_of_sets: PyTree
 
 
 def to_target(scores: Any, target: str = "score") -> Float[np.ndarray, " n"]:
@@ -189,7 +191,9 @@ def fit(
     optimizer, passes = _recipe(recipe, epochs, len(array), batch_size)
     params = _train(surrogate, optimizer, passes, batch_size, key_train, array, numbers, jnp.asarray(~held_out))
     predicted = np.asarray(jax.vmap(surrogate.apply, (0, None))(params, jnp.asarray(array)))
-    return Fit(surrogate.apply, jax.tree.map(lambda leaf: leaf[-1], params), *measure(held_out, predicted, numbers))
+    return Fit(
+        surrogate.apply, jax.tree.map(lambda leaf: leaf[-1], params), *measure(held_out, predicted, numbers), params
+    )
 
 
 def held_out_sets(
@@ -221,7 +225,7 @@ def held_out_sets(
 def measure(
     held_out: Bool[np.ndarray, "sets n"], predicted: Float[np.ndarray, "sets n"], values: Float[np.ndarray, " n"]
 ) -> tuple[Quality, Bool[np.ndarray, " n"], Float[np.ndarray, " n"]]:
-    """Quality on the masks held out, which these are, and the prediction of each mask: the last fields of `Fit`."""
+    """Quality on the masks held out, which these are, and the prediction of each mask: fields of `Fit`."""
     out = np.asarray(held_out.any(0))
     of_masks = np.where(out, predicted[held_out.argmax(0), np.arange(len(values))], predicted[-1])
     return quality(of_masks[out], values[out]), out, of_masks
