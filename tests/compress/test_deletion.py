@@ -1,4 +1,4 @@
-"""Deleted blocks: stacked and listed parameters, configs, and what `transformers` makes of the folder that is written."""
+"""Deleted blocks: stacked and listed parameters, configs, and what `transformers` makes of what is written."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxlab.compress import prune_config, prune_model, prune_stacked
-from jaxlab.nn import DecoderConfig, apply_cached, decoder, init_cache
+from jaxlab.nn import DecoderConfig, decoder, init_cache
 from jaxlab.nn.checkpoints import Model, find_decoder_family, load, save
 from jaxlab.nn.vit import ViTConfig
 
@@ -71,7 +71,7 @@ def test_a_pruned_model_is_the_masked_one(model):
     # A cache with a slot for each block that is left gives the same, token by token.
     cache = init_cache(pruned.config, batch=2, length=9)
     assert cache.layers.keys.shape[0] == 2
-    step = jax.jit(lambda tokens, cache: apply_cached(pruned.config, pruned.params, tokens, cache))
+    step = jax.jit(lambda tokens, cache: decoder.apply_cached(pruned.config, pruned.params, tokens, cache))
     for place in range(9):
         logits, cache = step(TOKENS[:, place : place + 1], cache)
         np.testing.assert_allclose(logits[:, 0], expected[:, place], atol=1e-4)

@@ -1,4 +1,4 @@
-"""Rankings and their ties, search against enumeration, verification, every baseline, and twins that back each other up."""
+"""Rankings and their ties, search against enumeration, verification, every baseline, and twins as backups."""
 
 import itertools
 
