@@ -2,8 +2,8 @@
 
 Ding et al., arXiv 2602.07804. At ``quick`` a game of sixteen blocks whose truth is known, at ``cpu`` the thirty blocks
 of SmolLM2-135M: true evaluations of masks, two surrogates, contributions, and the perplexity of the pruned model on
-text that nobody saw, against one-shot, greedy and sampled baselines. Values of masks are kept on disk under a fingerprint of
-model and text, so that a second run is instant.
+text that nobody saw, against one-shot, greedy and sampled baselines. Values of masks are kept on disk under a
+fingerprint of model and text, so that a second run is instant.
 """
 
 from collections.abc import Callable

@@ -16,10 +16,10 @@ TWIN_COSTS = (0.3, 1.0)  # of the feature that one block writes, and of that whi
 
 
 class Redundant:
-    """``s(m) = exp(-Σ c_i r_i - Σ_{i<j} J_ij r_i r_j)`` with r = 1 - m, first and last blocks dear, neighbours redundant.
+    """``s(m) = exp(-Σ c_i r_i - Σ_{i<j} J_ij r_i r_j)``, r = 1 - m: first and last blocks dear, neighbours redundant.
 
-    c is Gamma(1.5, 0.08) with 1.5, 0.5 and 0.6 more on the first two and the last; J is ``0.25 exp(-(j - i)/1.5)`` times
-    U(0.2, 1).
+    c is Gamma(1.5, 0.08) with 1.5, 0.5 and 0.6 more on the first two and the last; J is ``0.25 exp(-(j - i)/1.5)``
+    times U(0.2, 1).
     """
 
     def __init__(self, seed: int, num_players: int):
