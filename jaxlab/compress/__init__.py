@@ -10,7 +10,7 @@ Layer pruning as a cooperative game (Ding et al., arXiv 2602.07804):
 * :mod:`~jaxlab.compress.attribution`: contributions of parts, exact and sampled Shapley values.
 * :mod:`~jaxlab.compress.estimation`: both in one call, with warnings where they cannot be trusted.
 * :mod:`~jaxlab.compress.selection`, :mod:`~jaxlab.compress.baselines`: which blocks to remove.
-* :mod:`~jaxlab.compress.deletion`: the smaller network.
+* :mod:`~jaxlab.compress.deletion`, :mod:`~jaxlab.compress.recovery`: the smaller network, and its training.
 """
 
 from jaxlab.compress import (
@@ -22,6 +22,7 @@ from jaxlab.compress import (
     masked_losses,
     masks,
     pairwise_ridge,
+    recovery,
     residual_stack,
     selection,
     surrogate,
@@ -53,6 +54,7 @@ __all__ = [
     "masked_losses",
     "masks",
     "pairwise_ridge",
+    "recovery",
     "residual_stack",
     "selection",
     "surrogate",

@@ -7,11 +7,11 @@ alone and all baselines. Evaluations are stored in DIR as they come, so that a k
 """
 
 import argparse
+import dataclasses
 import json
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,9 +48,10 @@ _GAME = ("game", "mlp", "pairwise")
 _STORED = "masks-*.values"
 _VERIFIED = 8  # sets of each surrogate that are evaluated truly
 _Z = 1.96  # of a 95 % interval
+_BATCH = 16  # masks between two writes to the disk
 
 
-@dataclass
+@dataclasses.dataclass
 class Choice:
     """Which blocks to remove, and why.
 
@@ -64,7 +65,7 @@ class Choice:
     removed: np.ndarray
     scores: np.ndarray | None = None
     error: np.ndarray | None = None
-    estimates: dict[str, Estimate] = field(default_factory=dict)
+    estimates: dict[str, Estimate] = dataclasses.field(default_factory=dict)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -249,7 +250,7 @@ def _stored(game: StackUtility, cache: EvaluationCache) -> Callable[[Any], Any]:
             return compress.evaluate_masks(
                 game,
                 masks,
-                batch_size=16,
+                batch_size=_BATCH,
                 cache=cache,
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
             )
@@ -291,8 +292,6 @@ def _pair(game: StackUtility, keep: np.ndarray) -> dict[str, float]:
 
 
 def _recover(pruned: Model, tokens: list[int], options: argparse.Namespace) -> Model:
-    import dataclasses
-
     batch = compress.token_batch(tokens, window=options.window)
     params, losses = recover(
         jax.random.key(options.seed), pruned.apply_fn, pruned.params, batch, epochs=options.recover_epochs
