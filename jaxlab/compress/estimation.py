@@ -22,13 +22,14 @@ from jaxlab.compress import pairwise_ridge, surrogate
 from jaxlab.compress.attribution import Contribution, contributions
 from jaxlab.compress.masks import stratified_masks
 from jaxlab.compress.surrogate import Fit, check_pairs, mlp_surrogate, to_target
-from jaxlab.compress.utilities import keep_finite
+from jaxlab.compress.utilities import keep_finite, loss_increase
 
-__all__ = ["SURROGATES", "Estimate", "UnreliableWarning", "check_depth", "estimate_contributions"]
+__all__ = ["SURROGATES", "Estimate", "UnreliableWarning", "check_depth", "costly_blocks", "estimate_contributions"]
 
 SURROGATES = ("mlp", "pairwise")
 LEAST_R2 = 0.5
 FOLD_QUERIES = 4_000
+COSTLY = 0.5
 
 
 class UnreliableWarning(UserWarning):
@@ -67,6 +68,7 @@ def estimate_contributions(
     target: str | None = None,
     queries: int = 80_000,
     folds: int | None = 5,
+    protect: Sequence[int] = (),
 ) -> Estimate:
     """Fit a surrogate to evaluated masks and estimate the contributions under it.
 
@@ -79,6 +81,7 @@ def estimate_contributions(
       target: scale to fit; None means the paper's "score" for "mlp", "log1p" for "pairwise".
       queries: masks of the estimate, the paper's 80,000.
       folds: parts that are held out in turn; None holds out the paper's L masks.
+      protect: blocks that all masks keep; what is said of them is what the surrogate guesses.
 
     Raises:
       ValueError: if the kind is unknown, fewer than two masks have a usable score, or as `stratified_masks`.
@@ -107,7 +110,7 @@ def estimate_contributions(
             UnreliableWarning,
             stacklevel=2,
         )
-    drawn = stratified_masks(key_queries, array.shape[1], strata, queries)
+    drawn = stratified_masks(key_queries, array.shape[1], strata, queries, protect=protect)
     # Every so many, so that the shorter estimates have all strata.
     few = drawn[:: max(1, len(drawn) // FOLD_QUERIES)]
     return Estimate(
@@ -127,6 +130,23 @@ def _jackknife(found: Fit, masks: Array, has_folds: bool) -> Array:
     of_folds = jax.tree.map(lambda leaf: leaf[:-1], found.params_of_sets)
     means = jax.lax.map(lambda params: contributions(found.apply, params, masks).mean, of_folds)
     return jnp.sqrt((means.shape[0] - 1) * jnp.var(means, axis=0))
+
+
+def costly_blocks(scores_alone: Any, *, above: float = COSTLY, most: int | None = None) -> tuple[int, ...]:
+    """Blocks that no good set removes, since the removal of each alone costs too much.
+
+    Where a few blocks are vital, nearly all random masks of a deep stratum lack one of them, score nothing and teach
+    nothing of the others. Masks that keep them all are worth their evaluation. An extra, not in the paper.
+
+    Args:
+      scores_alone: ``[L]``, the score without each block; one that is not finite counts as 0.
+      above: nats of loss from which a block is kept; 0.5 is 1.65 times the perplexity.
+      most: keep only so many, those that cost most.
+    """
+    cost = loss_increase(np.nan_to_num(np.asarray(scores_alone, np.float32), nan=0.0, posinf=0.0))
+    order = np.argsort(-cost, kind="stable")
+    costly = order[cost[order] > above]
+    return tuple(sorted(int(block) for block in costly[:most]))
 
 
 def check_depth(num_players: int, strata: Sequence[int], remove: int) -> None:

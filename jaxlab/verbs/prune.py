@@ -149,19 +149,27 @@ def _play(
     budget: int,
     protect: Sequence[int],
 ) -> Choice:
+    ends = np.concatenate([~np.eye(num_players, dtype=bool), np.ones((1, num_players), bool)])
+    alone = np.asarray(utility(ends))[:num_players]
+    # Blocks that cost much alone stay, as far as there are others to remove; so do those that the user protects.
+    others = [block for block in compress.costly_blocks(alone) if block not in protect]
+    room = num_players - remove - len(protect)
+    others = sorted(others, key=lambda block: alone[block])[: max(room - 1, 0)]
+    protect = sorted({*protect, *others})
     # The sizes on the way to the one that is deployed; one more where that alone would be a single stratum.
-    deepest = min(max(remove, 2), num_players - len(set(protect)), num_players - 1)
+    deepest = min(max(remove, 2), num_players - len(protect), num_players - 1)
     strata = compress.strata_deploy(num_players, max(deepest, 1))
     key_masks, key_fit = jax.random.split(key)
     total = max(budget, len(strata))
     drawn = compress.stratified_masks(key_masks, num_players, strata, total, dedupe=True, protect=protect)
-    # The whole model and each block alone are free or nearly so, and teach the surrogate what matters most.
-    free = np.setdiff1d(np.arange(num_players), list(protect))
-    alone = ~np.eye(num_players, dtype=bool)[free]
-    masks = np.unique(np.concatenate([np.asarray(drawn), alone, np.ones((1, num_players), bool)]), axis=0)
+    # The whole model and each block alone teach the surrogate what matters most.
+    masks = np.unique(np.concatenate([np.asarray(drawn), ends]), axis=0)
     scores = np.asarray(utility(masks))
     kinds = compress.estimation.SURROGATES if method == "game" else (method,)
-    estimates = {kind: compress.estimate_contributions(key_fit, masks, scores, strata, kind=kind) for kind in kinds}
+    estimates = {
+        kind: compress.estimate_contributions(key_fit, masks, scores, strata, kind=kind, protect=protect)
+        for kind in kinds
+    }
     ranked = {
         kind: compress.rank(found.contribution.mean, remove, protect=protect) for kind, found in estimates.items()
     }

@@ -54,6 +54,8 @@ class Config:
     """masks that are evaluated"""
     strata: tuple[int, ...] = (15, 13, 12, 10, 9)
     """numbers of kept blocks they are drawn from"""
+    protect_above: float = 0.5
+    """nats that a block's removal alone costs, from which all masks keep it; inf is the paper's"""
     depths: tuple[int, ...] = (2, 4, 6)
     """numbers of removed blocks that are compared"""
     queries: int = 20_000
@@ -150,13 +152,15 @@ def run(config: Config, run: Run) -> None:
     run.plan(sum(costs.values()))
     _exactness(config, run, costs)
 
-    masks, scores = _evaluate(config, run, game, costs["masks"])
-    alone = scores[[int(np.flatnonzero((masks == one).all(1))[0]) for one in ~np.eye(game.blocks, dtype=bool)]]
+    masks, scores, alone, protect = _evaluate(config, run, game, costs)
     found = run.stage(
-        "surrogates", lambda: _estimate(config, run.seed, masks, scores), cost=costs["surrogates"], log=_log_quality
+        "surrogates",
+        lambda: _estimate(config, run.seed, masks, scores, protect),
+        cost=costs["surrogates"],
+        log=_log_quality,
     )
     found = {kind: {**one, "target": _TARGETS[kind]} for kind, one in found.items()}
-    sets, evaluations = _choose(config, run, game, costs, found, alone)
+    sets, evaluations = _choose(config, run, game, costs, found, alone, protect)
     flat = np.stack([mask for of_depths in sets.values() for mask in of_depths])
     perplexity = run.stage(
         "test",
@@ -211,7 +215,8 @@ def _costs(config: Config, blocks: int) -> dict[str, float]:
     methods = 9 + config.random_sets
     return {
         "small": 10.0,
-        "masks": real * (config.masks + blocks + 1),
+        "alone": real * (blocks + 1),
+        "masks": real * config.masks,
         "surrogates": 60.0,
         "verify": real * depths * 2 * (1 + VERIFIED),
         "sleb": real * 0.6 * greedy,
@@ -240,10 +245,17 @@ def _exactness(config: Config, run: Run, costs: dict[str, float]) -> None:
     )
 
 
-def _evaluate(config: Config, run: Run, game: Game, cost: float) -> tuple[np.ndarray, np.ndarray]:
-    """True scores of the strata's masks, of each block's removal alone, and of the whole."""
-    drawn = compress.stratified_masks(run.key, game.blocks, config.strata, config.masks, dedupe=True)
+def _evaluate(
+    config: Config, run: Run, game: Game, costs: dict[str, float]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, ...]]:
+    """True scores of masks, those without each block alone, and the blocks that all other masks keep."""
     ends = np.concatenate([~np.eye(game.blocks, dtype=bool), np.ones((1, game.blocks), bool)])
+    alone = run.stage(
+        "alone", lambda: game.evaluate(ends), cost=costs["alone"], log=lambda i, one: {"median_score": np.median(one)}
+    )[:-1]
+    room = min(game.blocks - max(config.depths), min(config.strata)) - 1
+    protect = compress.costly_blocks(alone, above=config.protect_above, most=max(room, 0))
+    drawn = compress.stratified_masks(run.key, game.blocks, config.strata, config.masks, dedupe=True, protect=protect)
     # Sorted, so that masks that begin alike are evaluated together.
     masks = ~np.unique(~np.concatenate([np.asarray(drawn), ends]), axis=0)
     padded = np.concatenate([masks, np.repeat(masks[-1:], -len(masks) % CHUNK, axis=0)]).reshape(-1, CHUNK, game.blocks)
@@ -252,25 +264,39 @@ def _evaluate(config: Config, run: Run, game: Game, cost: float) -> tuple[np.nda
         lambda carry, i: (carry, game.evaluate(padded[i])),
         (),
         len(padded),
-        cost=cost,
+        cost=costs["masks"],
         log=lambda i, scores: {"masks": CHUNK * (i + 1), "median_score": np.median(scores)},
     )
-    return masks, scores.reshape(-1)[: len(masks)]
+    return masks, scores.reshape(-1)[: len(masks)], alone, protect
 
 
-def _estimate(config: Config, seed: int, masks: np.ndarray, scores: np.ndarray) -> dict[str, dict[str, np.ndarray]]:
+def _estimate(
+    config: Config, seed: int, masks: np.ndarray, scores: np.ndarray, protect: tuple[int, ...]
+) -> dict[str, dict[str, np.ndarray]]:
     """Both surrogates: contributions, quality, and the sets that a search finds under each."""
     found = {}
     for kind in SURROGATES:
         estimate = compress.estimate_contributions(
-            jax.random.key(1000 + seed), masks, scores, config.strata, kind=kind, queries=config.queries
+            jax.random.key(1000 + seed),
+            masks,
+            scores,
+            config.strata,
+            kind=kind,
+            queries=config.queries,
+            protect=protect,
         )
         mean = np.asarray(estimate.contribution.mean)
         candidates = []
         for depth in config.depths:
-            start = compress.rank(mean, depth)
+            start = compress.rank(mean, depth, protect=protect)
             one = compress.search(
-                estimate.fit.apply, estimate.fit.params, masks.shape[1], depth, start=start, beam=VERIFIED
+                estimate.fit.apply,
+                estimate.fit.params,
+                masks.shape[1],
+                depth,
+                start=start,
+                beam=VERIFIED,
+                protect=protect,
             ).masks
             candidates.append(np.concatenate([one, np.repeat(one[:1], VERIFIED - len(one), axis=0)]))
         found[kind] = {
@@ -299,6 +325,7 @@ def _choose(
     costs: dict[str, float],
     found: dict[str, dict[str, np.ndarray]],
     alone: np.ndarray,
+    protected: tuple[int, ...],
 ) -> tuple[dict[str, list[np.ndarray]], dict[str, float]]:
     """Masks of every method at every depth, and how many true evaluations each took."""
     depths, blocks = config.depths, game.blocks
@@ -306,7 +333,7 @@ def _choose(
     def ranked(scores: np.ndarray, protect: tuple[int, ...] = ()) -> list[np.ndarray]:
         return [compress.without(blocks, compress.rank(scores, depth, protect=protect)) for depth in depths]
 
-    sets = {f"contribution_{kind}": ranked(one["mean"]) for kind, one in found.items()}
+    sets = {f"contribution_{kind}": ranked(one["mean"], protected) for kind, one in found.items()}
     # By depth: the set of each ranking, then those of each search.
     rankings = np.stack([sets[f"contribution_{kind}"] for kind in found], axis=1)
     tried = np.concatenate([rankings, *(one["candidates"] for one in found.values())], axis=1)
@@ -462,7 +489,7 @@ EXPERIMENT = Experiment(
         "cpu": Config(
             model="smollm2-135m-instruct",
             masks=300,
-            strata=tuple(range(29, 18, -1)),
+            strata=(28, 26, 24, 22, 20, 19),
             depths=(2, 5, 8, 11),
             shapley=False,
             random_sets=3,
