@@ -424,7 +424,7 @@ def _judge(
     others = {method: values for method, values in table.items() if method not in plots.OURS}
     best = np.min(list(others.values()), axis=0)
     run.measure("close_to_or_better_than_best_baseline", (ours / best).max())
-    names = [min(others, key=lambda method, j=j: others[method][j]) for j in range(len(config.depths))]
+    names = [list(others)[index] for index in np.argmin(list(others.values()), axis=0)]
     listed = "; ".join(
         f"{depth} removed {name} {table[name][j]:.4g}, contributions {ours[j]:.4g}, with search "
         f"{table['search_verified'][j]:.4g}"
@@ -455,9 +455,11 @@ def _shapes(config: Config) -> Any:
         vocab_size=32_000, hidden_size=4096, intermediate_size=11_008, num_layers=blocks, num_heads=32, dtype="bfloat16"
     )
     weights = jax.eval_shape(lambda: decoder.init(sizes, jax.random.key(0))[1])
-    batch = compress.TokenBatch(
-        jax.ShapeDtypeStruct((config.windows, config.window), jnp.int32),
-        jax.ShapeDtypeStruct((config.windows, config.window - 1), jnp.bool_),
+    batch = jax.eval_shape(
+        lambda: compress.TokenBatch(
+            jnp.zeros((config.windows, config.window), jnp.int32),
+            jnp.ones((config.windows, config.window - 1), jnp.bool_),
+        )
     )
     kept = jax.ShapeDtypeStruct((1, min(config.strata)), jnp.int32)
     stack = compress.decoder_stack(sizes)
