@@ -111,6 +111,8 @@ def choose(
       protect: blocks that stay.
       seed: of all draws.
     """
+    if remove == 0:
+        return Choice(np.zeros(0, int))
     key = jax.random.key(seed)
     rank = lambda scores, protect=protect: compress.rank(scores, remove, protect=protect)  # noqa: E731
     if method in _GAME:

@@ -70,16 +70,17 @@ def test_a_language_model_and_its_cache(folder, tmp_path, monkeypatch):
     assert all(np.isfinite(row["ppl_2"]) for row in table.values())
     judged = {claim["id"] for claim in outcome.result["claims"]}
     assert judged == {claim.id for claim in CLAIMS} - {"beats_leave_one_out_when_deep"}  # no depth is deep here
-    # A second run evaluates nothing: the network is not run but for the whole.
+    # A second run evaluates no mask of the model.
     evaluated = []
-    original = language.compress.StackUtility.__call__
-    monkeypatch.setattr(
-        language.compress.StackUtility,
-        "__call__",
-        lambda self, masks: evaluated.append(len(masks)) or original(self, masks),
-    )
+    evaluate = language.compress.StackUtility.__call__
+
+    def counting(self, masks):
+        evaluated.extend([self.num_players] * len(masks))
+        return evaluate(self, masks)
+
+    monkeypatch.setattr(language.compress.StackUtility, "__call__", counting)
     again = execute(EXPERIMENT, preset="quick", config=config, seed=0, out=tmp_path / "two")
-    assert not evaluated
+    assert set(evaluated) == {3}  # the twins
     assert again.result["table"] == outcome.result["table"]
     lines = [json.loads(line) for line in (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()]
     assert {line["loop"] for line in lines} >= {"alone", "masks", "surrogates", "verify", "sleb"}

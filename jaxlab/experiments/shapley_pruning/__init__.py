@@ -395,7 +395,7 @@ def _greedy(config: Config, run: Run, game: Game, cost: float) -> tuple[np.ndarr
     def step(carry: np.ndarray, i: int) -> tuple[np.ndarray, dict[str, Any]]:
         removed = np.flatnonzero(~np.asarray(carry))
         choices = np.setdiff1d(np.arange(blocks), removed)[::-1]
-        masks = np.stack([compress.without(blocks, [*removed, block]) for block in choices])
+        masks = np.stack([compress.without(blocks, np.append(removed, block)) for block in choices])
         scores = game.evaluate(masks)
         best = int(np.argmax(np.where(np.isfinite(scores), scores, -np.inf)))
         return masks[best], {"block": choices[best], "score": scores[best], "evaluations": len(masks)}

@@ -20,6 +20,7 @@ class Setting(NamedTuple):
     Attributes:
       model: the model.
       stack: the same, taken apart.
+      batch: the calibration text.
       calibration: game on the calibration text.
       test: game on the test text.
       cache: values of masks of the calibration game.
@@ -74,13 +75,13 @@ def open_setting(
     )
     test_batch = compress.token_batch(loaded.tokenizer.encode(whole[half:]), window=window, limit=test_windows)
     stack = compress.decoder_stack(loaded.config)
-    games = [compress.make_utility(stack, loaded.params, one) for one in (batch, test_batch)]
+    calibration, test = (compress.make_utility(stack, loaded.params, one) for one in (batch, test_batch))
     caches = []
-    for game in games:
+    for game in (calibration, test):
         mark = game.fingerprint()
         path = cache_folder(cache) / f"{mark[:16]}.values"
         caches.append(EvaluationCache(path, num_players=game.num_players, fingerprint=mark))
-    return Setting(loaded, stack, batch, *games, *caches)
+    return Setting(loaded, stack, batch, calibration, test, *caches)
 
 
 def scores_of_states(setting: Setting) -> dict[str, np.ndarray]:
