@@ -35,7 +35,8 @@ from jaxlab.compress.baselines import (
     taylor,
     taylor_protected,
 )
-from jaxlab.compress.estimation import UnreliableWarning, check_depth
+from jaxlab.compress.estimation import UnreliableWarning, check_depth, costly_blocks
+from jaxlab.compress.surrogate import to_target
 
 
 def test_ranking_ties_and_protection():
@@ -215,3 +216,30 @@ def test_what_cannot_be_relied_on_is_said(game):
 def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_costly_blocks_stay_in_all_masks():
+    alone = [*np.exp([-3.0, -0.1, -0.6, -0.4]), np.nan, 0.0]
+    assert costly_blocks(alone) == (0, 2, 4, 5)
+    assert costly_blocks(alone, above=1.0) == (0, 4, 5)
+    assert costly_blocks(alone, most=2) == (4, 5)
+    assert costly_blocks(alone, most=0) == ()
+    assert costly_blocks(np.ones(3), above=np.inf) == ()
+
+
+def test_protected_blocks_are_not_asked_about(game):
+    """Without a mask that lacks it, nothing is known of a block, and nothing is asked about masks without it."""
+    strata = strata_deploy(8, 4)
+    masks = np.asarray(stratified_masks(jax.random.key(0), 8, strata, 100, dedupe=True, protect=(2,)))
+    values = to_target(game(masks), "log")
+    found = estimate_contributions(
+        jax.random.key(1), masks, game(masks), strata, kind="pairwise", target="log", queries=2000, protect=(2,)
+    )
+    assert found.contribution.mean[2] == pytest.approx(0.0, abs=1e-4)
+    np.testing.assert_allclose(np.sort(found.truth), np.sort(values), rtol=1e-6)
+    # The others, in a game where block 2 is always there: single costs, and pairs as often as their partner is gone.
+    queries = np.asarray(stratified_masks(jax.random.key(2), 8, strata, 4000, protect=(2,)))
+    pair = game.pair + game.pair.T
+    expected = game.single + pair @ (1 - queries.mean(0))
+    others = [0, 1, 3, 4, 5, 6, 7]
+    np.testing.assert_allclose(np.asarray(found.contribution.mean)[others], expected[others], atol=0.05)
