@@ -4,6 +4,13 @@ Ding et al., arXiv 2602.07804. At ``quick`` a game of sixteen blocks whose truth
 of SmolLM2-135M: true evaluations of masks, two surrogates, contributions, and the perplexity of the pruned model on
 text that nobody saw, against one-shot, greedy and sampled baselines. Values of masks are kept on disk under a
 fingerprint of model and text, so that a second run is instant.
+
+Deviations from the paper:
+
+1. Blocks whose removal alone costs more than ``protect_above`` nats stay in all masks: with some hundred masks in place
+   of 8,000 there are none to spare on models that are broken anyway. Infinity is the paper's.
+2. Two surrogates, and besides their rankings (the claims) a search over sets, which the paper does not have.
+3. Text is Python's reference manual, which every installation has, in place of BookCorpus and WikiText2.
 """
 
 from collections.abc import Callable
@@ -112,12 +119,20 @@ CLAIMS = (
         "From six removed blocks on, contributions leave a lower perplexity than leave-one-out (largest ratio).",
         "<=",
         1.0,
+        known_gap="At 11 of SmolLM2's 30 blocks the ranking leaves 1.10 times the perplexity of leave-one-out, at 8 "
+        "0.75 times (seed 0, 300 masks): one nested ranking for all depths cannot change its mind. Tried: strata 29 to "
+        "19 and 28 to 19, both surrogates, vital blocks kept in all masks; a search over sets on the same surrogates "
+        "(row search_verified) leaves 0.70 times at both.",
     ),
     Claim(
         "close_to_or_better_than_best_baseline",
         "At every depth contributions leave at most 5 % more perplexity than the best baseline (largest ratio).",
         "<=",
         1.05,
+        known_gap="A ranking does not know which backup is already gone; SLEB evaluates after every removal and does. "
+        "It leaves 1.08 to 1.09 times SLEB's perplexity in the synthetic game (seeds 0 and 1), and on SmolLM2 1.03, "
+        "1.08 and 1.56 times that of the best baseline at 5, 8 and 11 removed blocks (seed 0). Tried as for "
+        "leave-one-out; a search over sets on the same surrogates (row search_verified) leaves at most 1.01 times.",
     ),
     Claim(
         "interactions_matter",
@@ -352,7 +367,7 @@ def _choose(
     sets["leave_one_out"] = ranked(np.where(np.isfinite(alone), -alone, np.inf))
     order, greedy_evaluations = _greedy(config, run, game, costs["sleb"])
     sets["sleb"] = [compress.without(blocks, order[:depth]) for depth in depths]
-    masks = float(config.masks + blocks + 1)
+    masks = float(len(found[SURROGATES[0]]["truth"]))
     evaluations = {
         **{f"contribution_{kind}": masks for kind in found},
         "contribution_verified": masks + len(found) * len(depths),
