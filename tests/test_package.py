@@ -80,7 +80,7 @@ def test_ci_runs_the_commands_of_the_readme():
         assert command in script
 
 
-FIRST, ROBUST, LANGUAGE_MODEL, CLUSTER = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+FIRST, ROBUST, LANGUAGE_MODEL, PRUNING, CLUSTER = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
 def output_of(code: str, folder: Path) -> str:
@@ -114,6 +114,16 @@ def test_readme_language_model_example_runs(tmp_path):
             pytest.skip(f"needs the package {package}")
     assert output_of(LANGUAGE_MODEL, tmp_path).strip() == "The capital of France is Paris."
     assert (tmp_path / "copy" / "config.json").is_file()
+
+
+def test_readme_pruning_example_runs(tmp_path):
+    """Six parts of 24 that are worth next to nothing are the ones that contribute least."""
+    prelude = (
+        "import numpy as np\ncosts = np.where(np.arange(24) % 4 == 1, 0.005, 0.2)\n"
+        "my_utility = lambda masks: np.exp(-(~masks @ costs))\n"
+    )
+    chosen = output_of(f"{prelude}{PRUNING}\n", tmp_path)
+    assert {int(word) for word in re.findall(r"\d+", chosen)} == set(range(1, 24, 4))
 
 
 def test_readme_cluster_example_runs(tmp_path):
