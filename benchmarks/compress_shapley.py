@@ -49,7 +49,7 @@ def evaluation(model: Model, *, masks: int, windows: int, window: int, repeats: 
       SystemExit: if losses differ, or a package is missing.
     """
     depth = model.config.num_layers
-    strata = tuple(size for size in (depth - 2, depth - depth // 6, depth - depth // 3) if size > 0)
+    strata = sorted({size for size in (depth - 2, depth - depth // 6, depth - depth // 3) if size > 0}, reverse=True)
     drawn = np.asarray(compress.stratified_masks(jax.random.key(0), depth, strata, masks))
     tokens = np.random.default_rng(0).integers(0, model.config.vocab_size, windows * window + 1)
     batch = compress.token_batch(tokens, window=window, limit=windows)

@@ -60,7 +60,7 @@ def test_a_language_model_and_its_cache(folder, tmp_path, monkeypatch):
         cache=str(folder / "cache"),
         strata=(6, 5, 4),
         depths=(1, 2),
-        shapley=False,
+        shapley_share=0.0,
         random_sets=1,
     )
     outcome = execute(EXPERIMENT, preset="quick", config=config, seed=0, out=tmp_path / "one")
@@ -106,6 +106,7 @@ def test_presets_have_shapes(preset):
         ({"strata": (17,)}, "strata must be between 0 and the 16 blocks"),
         ({"blocks": 2}, "blocks must be at least 3, got 2"),
         ({"small_blocks": 9}, "small_blocks must be between 2 and 8, got 9"),
+        ({"shapley_share": -1.0}, "shapley_share must be finite and not negative, got -1.0"),
         ({"window": 1}, "window must be at least 2, got 1"),
     ],
 )

@@ -67,8 +67,8 @@ class Config:
     """numbers of removed blocks that are compared"""
     queries: int = 20_000
     """masks of the estimate of contributions"""
-    shapley: bool = True
-    """also true Shapley values by permutations, with the same number of evaluations"""
+    shapley_share: float = 1.0
+    """evaluations for Shapley values of the true game by permutations, as a share of those of masks; 0 for none"""
     random_sets: int = 20
     """random sets of blocks at each depth; their median is reported"""
     small_blocks: int = 7
@@ -80,6 +80,8 @@ class Config:
         for name in ("windows", "test_windows", "masks", "queries", "random_sets", "small_games"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.shapley_share < np.inf:
+            raise ValueError(f"shapley_share must be finite and not negative, got {self.shapley_share}")
         if self.window < 2:
             raise ValueError(f"window must be at least 2, got {self.window}")
         if not 2 <= self.small_blocks <= 8:
@@ -235,8 +237,8 @@ def _costs(config: Config, blocks: int) -> dict[str, float]:
         "surrogates": 60.0,
         "verify": real * depths * 2 * (1 + VERIFIED),
         "sleb": real * 0.6 * greedy,
-        "shapley": real * config.masks if config.shapley else 0.0,
-        "states": 15.0 if config.model else 0.1,
+        "shapley": real * config.masks * config.shapley_share,
+        "states": 15.0 if config.model else 0.0,
         "test": real * methods * depths * config.test_windows / max(config.windows, 1) * 0.6,
     }
 
@@ -375,8 +377,8 @@ def _choose(
         "leave_one_out": float(blocks),
         "sleb": float(greedy_evaluations),
     }
-    if config.shapley:
-        budget = max(int(masks), 2 * blocks + 1)
+    if config.shapley_share > 0:
+        budget = max(int(masks * config.shapley_share), 2 * blocks + 1)
         value = run.stage(
             "shapley",
             lambda: np.asarray(
@@ -508,7 +510,7 @@ EXPERIMENT = Experiment(
             masks=300,
             strata=(28, 26, 24, 22, 20, 19),
             depths=(2, 5, 8, 11),
-            shapley=False,
+            shapley_share=0.0,
             random_sets=3,
         ),
         "paper": Config(
