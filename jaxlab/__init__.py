@@ -9,7 +9,7 @@ from types import ModuleType
 
 __version__ = "0.1.0"
 
-_PACKAGES = ("bidding", "blackbox", "data", "dynamics", "editing", "experiments", "flow", "nn", "optim")
+_PACKAGES = ("bidding", "blackbox", "compress", "data", "dynamics", "editing", "experiments", "flow", "nn", "optim")
 
 __all__ = ["__version__", *_PACKAGES]
 

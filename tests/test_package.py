@@ -80,7 +80,7 @@ def test_ci_runs_the_commands_of_the_readme():
         assert command in script
 
 
-FIRST, ROBUST, LANGUAGE_MODEL, FLOW, CLUSTER = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+FIRST, ROBUST, LANGUAGE_MODEL, PRUNING, FLOW, CLUSTER = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
 def output_of(code: str, folder: Path) -> str:
@@ -119,6 +119,16 @@ def test_readme_language_model_example_runs(tmp_path):
 def test_readme_flow_edit_changes_what_the_condition_says(tmp_path):
     edited = [float(word) for word in output_of(FLOW, tmp_path).replace("[", " ").replace("]", " ").split()]
     assert edited == pytest.approx([1.08, 1.05, 1.92], abs=0.01)  # what the comment in the example promises
+
+
+def test_readme_pruning_example_runs(tmp_path):
+    """Six parts of 24 that are worth next to nothing are the ones that contribute least."""
+    prelude = (
+        "import numpy as np\ncosts = np.where(np.arange(24) % 4 == 1, 0.005, 0.2)\n"
+        "my_utility = lambda masks: np.exp(-(~masks @ costs))\n"
+    )
+    chosen = output_of(f"{prelude}{PRUNING}\n", tmp_path)
+    assert {int(word) for word in re.findall(r"\d+", chosen)} == set(range(1, 24, 4))
 
 
 def test_readme_cluster_example_runs(tmp_path):

@@ -103,6 +103,7 @@ METHODS: tuple[Method, ...] = (
         "Pruning as a Cooperative Game: Surrogate-Assisted Layer Contribution Estimation for Large Language Models",
         "2602.07804",
         "jaxlab.compress",
+        experiment="jaxlab.experiments.shapley_pruning",
     ),
     Method(
         "uniedit",
