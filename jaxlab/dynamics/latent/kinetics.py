@@ -88,7 +88,7 @@ def tica(features: Trajectories, *, lag: int, epsilon: float = 1e-6) -> TICA:
 
 def autocorrelation(
     series: Real[Array | np.ndarray, " t"] | Sequence[Real[Array | np.ndarray, " _"]], *, lags: int
-) -> Float[Array, " lags+1"]:
+) -> Float[Array, " k"]:
     """Normalised autocorrelation at lags 0 to ``lags``, of one series or averaged over several with a common mean.
 
     Raises:

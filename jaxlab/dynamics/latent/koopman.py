@@ -76,7 +76,7 @@ class KoopmanPropagator:
 
 
 def dynamic_mode_decomposition(
-    x: Real[Array | np.ndarray, "n d"], y: Real[Array | np.ndarray, "n d"], *, rank: int | None = None
+    x: Real[Array | np.ndarray, "_ d"], y: Real[Array | np.ndarray, "_ d"], *, rank: int | None = None
 ) -> LowRankOperator:
     """The operator ``A^T`` with ``y ~ x A^T``, of the rank of the leading singular directions of ``x``.
 
@@ -107,13 +107,13 @@ def dynamic_mode_decomposition(
 
 
 def fit_koopman(
-    x: Real[Array | np.ndarray, "n d"],
-    y: Real[Array | np.ndarray, "n d"],
+    x: Real[Array | np.ndarray, "_ d"],
+    y: Real[Array | np.ndarray, "_ d"],
     *,
     rank: int | None = None,
     noise: NoiseKind = "full",
     sigma: float | None = None,
-    held_out: tuple[Real[Array | np.ndarray, "m d"], Real[Array | np.ndarray, "m d"]] | None = None,
+    held_out: tuple[Real[Array | np.ndarray, "_ d"], Real[Array | np.ndarray, "_ d"]] | None = None,
 ) -> KoopmanPropagator:
     """`dynamic_mode_decomposition` with calibrated noise.
 
@@ -146,7 +146,7 @@ def dynamic_modes(operator: LowRankOperator) -> tuple[Complex[Array, " r"], Comp
     return values[order], (modes / jnp.linalg.norm(modes, axis=0))[:, order]
 
 
-def relaxation_times(eigenvalues: Array, *, dt: float = 1.0) -> Float[Array, " r"]:
+def relaxation_times(eigenvalues: Array, *, dt: float | int = 1.0) -> Float[Array, " r"]:
     """``-dt / ln|mu|``: infinite for ``|mu| = 1``, negative for growing modes, zero for ``mu = 0``.
 
     Raises:
@@ -178,7 +178,7 @@ def stationary_covariance(
     return total
 
 
-def stabilize(propagator: KoopmanPropagator, *, largest: float = 0.999) -> KoopmanPropagator:
+def stabilize(propagator: KoopmanPropagator, *, largest: float | int = 0.999) -> KoopmanPropagator:
     """Pull eigenvalues with a modulus above ``largest`` back to it; modes and phases stay. Not under `jit`.
 
     Raises:

@@ -94,12 +94,12 @@ def langevin_propagator(
     score_fn: ScoreFunction,
     params: PyTree,
     *,
-    dt: float,
-    temperature: float = 1.0,
+    dt: float | int,
+    temperature: float | int = 1.0,
     stride: int = 1,
     variant: Variant = "paper",
-    clip: float | None = None,
-    smallest_variance: float | None = None,
+    clip: float | int | None = None,
+    smallest_variance: float | int | None = None,
 ) -> LangevinPropagator:
     """Langevin dynamics along a score.
 

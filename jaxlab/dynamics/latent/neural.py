@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 Apply = Callable[[PyTree, Array, Array | None], Array]
-Pairs = tuple[Real[Array | np.ndarray, "n d"], Real[Array | np.ndarray, "n d"]]
+Pairs = tuple[Real[Array | np.ndarray, "_ d"], Real[Array | np.ndarray, "_ d"]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -193,7 +193,7 @@ def finish_neural(
     *,
     noise: NoiseKind = "full",
     sigma: float | None = None,
-    clip: float | None = None,
+    clip: float | int | None = None,
     apply_fn: Apply | None = None,
 ) -> NeuralPropagator:
     """The best network so far, with noise calibrated on held-out pairs.
@@ -234,16 +234,16 @@ def finish_neural(
 
 def fit_neural(
     key: Key[Array, ""],
-    x: Real[Array | np.ndarray, "n d"],
-    y: Real[Array | np.ndarray, "n d"],
+    x: Real[Array | np.ndarray, "_ d"],
+    y: Real[Array | np.ndarray, "_ d"],
     *,
-    held_out: Pairs,
+    held_out: tuple[Real[Array | np.ndarray, "_ _"], Real[Array | np.ndarray, "_ _"]],
     settings: NeuralSettings = NeuralSettings(),
     params: PyTree = None,
     apply_fn: Apply | None = None,
     noise: NoiseKind = "full",
     sigma: float | None = None,
-    clip: float | None = None,
+    clip: float | int | None = None,
 ) -> NeuralPropagator:
     """Train for all epochs and calibrate; `start_neural`, `continue_neural` and `finish_neural` in one call.
 

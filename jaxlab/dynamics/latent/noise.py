@@ -34,7 +34,7 @@ NoiseKind = Literal["iso", "diag", "full", "fixed"]
 
 
 def noise_factor(
-    residuals: Real[Array | np.ndarray, "n d"], *, kind: NoiseKind = "full", sigma: float | None = None
+    residuals: Real[Array | np.ndarray, "n d"], *, kind: NoiseKind = "full", sigma: float | int | None = None
 ) -> Float[Array, "d d"]:
     """The matrix ``F`` that turns standard normal numbers into the noise of a step.
 

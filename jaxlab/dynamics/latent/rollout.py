@@ -71,7 +71,7 @@ def rollout(
     steps: int,
     *,
     key: Key[Array, ""],
-    guard: float = math.inf,
+    guard: float | int = math.inf,
     dtype: Any = None,
 ) -> Rollout:
     """Let replicas run for a number of steps.
@@ -106,7 +106,7 @@ def rollout(
 def _run(
     propagator: Propagator, start: Array, key: Array, guard: Array, *, steps: int, block: int, dtype: Any
 ) -> tuple[Array, Array]:
-    def one(carry: tuple[Array, Array], noise: Array) -> tuple[tuple[Array, Array], Array]:
+    def one(carry: tuple[Array, Array], noise: Array) -> tuple[tuple[Array, Array], Any]:
         z, running = carry
         new = propagator.step(z, noise)
         size = jnp.max(jnp.abs(new), axis=-1)  # NaN compares as false

@@ -60,8 +60,8 @@ def fit_standardizer(
     z: Real[Array | np.ndarray, "t d"],
     *,
     mode: Literal["standard", "whiten"] = "standard",
-    epsilon: float = 1e-6,
-    minimum_variance: float = 1e-4,
+    epsilon: float | int = 1e-6,
+    minimum_variance: float | int = 1e-4,
 ) -> Standardizer:
     """Mean and scale of training latents.
 
