@@ -25,7 +25,7 @@ __all__ = ["align", "root_mean_square_deviation"]
 
 
 def align(
-    x: Real[Array | np.ndarray, "*frames n 3"], reference: Real[Array | np.ndarray, "n 3"]
+    x: Real[Array | np.ndarray, "*frames n 3"], reference: Real[Array | np.ndarray, "_ 3"]
 ) -> Float[Array, "*frames n 3"]:
     """Move every frame onto the reference by a rotation and a translation.
 
@@ -47,8 +47,8 @@ def align(
 
 
 def root_mean_square_deviation(
-    x: Float[Array | np.ndarray, "*frames n 3"], y: Float[Array | np.ndarray, "*frames n 3"]
-) -> Float[Array, "*frames"]:
+    x: Float[Array | np.ndarray, "*#frames n 3"], y: Float[Array | np.ndarray, "*#frames n 3"]
+) -> Float[Array, "..."]:
     """Root of the mean over atoms of the squared distances, without superposition, in the unit of the coordinates."""
     return jnp.sqrt(jnp.mean(jnp.sum((jnp.asarray(x) - y) ** 2, axis=-1), axis=-1))
 

@@ -5,7 +5,8 @@ With bonds ``b1, b2, b3`` between four atoms, normals ``n1 = b1 x b2`` and ``n2 
 .. math::
     \phi = \mathrm{atan2}\big(|b_2|\, b_1 \cdot n_2,\; n_1 \cdot n_2\big) .
 
-Atoms that coincide or lie on one line have no dihedral; they give 0 and a finite gradient.
+Atoms that coincide or lie on one line have no dihedral; they give 0 and no gradient. Within some hundredths of an
+angstrom they count as such: the gradient of the angle grows without bound towards them.
 
 Example:
   >>> x = jnp.array([[1.0, 0, 0], [0, 0, 0], [0, 0, 1], [0, 1, 1]])
@@ -22,10 +23,12 @@ from jaxtyping import Array, Float, Int
 
 __all__ = ["dihedrals", "periodic_features"]
 
+_DEGENERATE = 1e-12  # of the eighth power of a length: bonds of 1.5 A have 25
+
 
 def dihedrals(
     x: Float[Array | np.ndarray, "*frames n 3"],
-    quadruples: Int[Array | np.ndarray, "q 4"] | Sequence[Sequence[int]],
+    quadruples: Int[Array | np.ndarray, "q _"] | Sequence[Sequence[int]],
 ) -> Float[Array, "*frames q"]:
     """Angles in (-pi, pi] of quadruples of atoms.
 
@@ -47,11 +50,11 @@ def _dihedrals(x: Array, index: Array) -> Array:
     normal, other = jnp.cross(first, middle), jnp.cross(middle, last)
     length = jnp.sqrt(jnp.maximum(jnp.sum(middle**2, -1), 1e-30))
     sine, cosine = length * jnp.sum(first * other, -1), jnp.sum(normal * other, -1)
-    defined = sine**2 + cosine**2 > 0
+    defined = sine**2 + cosine**2 > _DEGENERATE
     # atan2 at the origin has no gradient.
     return jnp.where(defined, jnp.arctan2(jnp.where(defined, sine, 0), jnp.where(defined, cosine, 1)), 0)
 
 
-def periodic_features(angles: Float[Array, "*frames q"]) -> Float[Array, "*frames 2q"]:
+def periodic_features(angles: Float[Array, "*frames q"]) -> Float[Array, "*frames 2*q"]:
     """Cosines, then sines: features without a jump."""
     return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)

@@ -88,7 +88,9 @@ def graph_laplacian(graph: jraph.GraphsTuple) -> Laplacian:
     return apply
 
 
-def to_jraph(x: Float[Array, "frames n c"], neighbors: Int[Array, "frames n k"]) -> jraph.GraphsTuple:
+def to_jraph(
+    x: Float[Array | np.ndarray, "frames n c"], neighbors: Int[Array | np.ndarray, "frames n k"]
+) -> jraph.GraphsTuple:
     """One `jraph.GraphsTuple` of all frames, with the coordinates as nodes."""
     frames, atoms, k = neighbors.shape
     offset = (jnp.arange(frames) * atoms)[:, None, None]

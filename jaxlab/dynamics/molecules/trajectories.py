@@ -50,8 +50,9 @@ class Trajectory:
 
     @property
     def backbone(self) -> np.ndarray:
-        """Which atoms are N, CA, C or O."""
-        return np.isin(self.names, ("N", "CA", "C", "O"))
+        """Which atoms are N, CA, C or O of an amino acid, caps left out."""
+        acids = self.residues[np.equal(self.names, "CA")]
+        return np.isin(self.names, ("N", "CA", "C", "O")) & np.isin(self.residues, acids)
 
     def pieces(self) -> list[Float[np.ndarray, "_ n 3"]]:
         """The frames of each file."""
