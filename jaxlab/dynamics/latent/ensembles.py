@@ -98,14 +98,7 @@ def coordinate_divergence(
         raise ValueError(f"samples must have the same coordinates, got shapes {np.shape(a)} and {np.shape(b)}")
     a, b = (_samples(name, np.reshape(one, (len(one), -1)), 2) for name, one in (("a", a), ("b", b)))
     _check_bins(bins)
-    low, high = jnp.minimum(a.min(0), b.min(0)), jnp.maximum(a.max(0), b.max(0))
-
-    def of_column(columns: tuple[Array, ...]) -> Array:
-        a, b, low, high = columns
-        return jensen_shannon(*(_counts(_bin(one, bins, low, high), bins) for one in (a, b)))
-
-    # One column after the other: all histograms at once would be as large as the samples.
-    return jax.lax.map(of_column, (a.T, b.T, low, high)).mean()
+    return _by_coordinate(a, b, bins=bins)
 
 
 def _samples(name: str, values: Array | np.ndarray, axes: int) -> Array:
@@ -123,21 +116,32 @@ def _check_bins(bins: int) -> None:
 
 def _divergence(a: Array, b: Array, bins: int, ranges: tuple[Range | None, ...]) -> Array:
     _check_bins(bins)
-    lows, highs = [], []
-    for k, given in enumerate(ranges):
+    for given in ranges:
         if given is not None and not given[0] < given[1]:
             raise ValueError(f"range must be a pair of rising numbers, got {given}")
-        lows.append(jnp.minimum(a[:, k].min(), b[:, k].min()) if given is None else given[0])
-        highs.append(jnp.maximum(a[:, k].max(), b[:, k].max()) if given is None else given[1])
-    return _binned(a, b, jnp.asarray(lows), jnp.asarray(highs), bins=bins)
+    return _binned(a, b, ranges=tuple(given and (float(given[0]), float(given[1])) for given in ranges), bins=bins)
 
 
 @functools.partial(jax.jit, static_argnames="bins")
-def _binned(a: Array, b: Array, low: Array, high: Array, *, bins: int) -> Array:
-    width = a.shape[1]
-    strides = jnp.asarray([bins**k for k in reversed(range(width))])
-    counts = (_counts(_bin(one, bins, low, high) @ strides, bins**width) for one in (a, b))
-    return jensen_shannon(*counts)
+def _by_coordinate(a: Array, b: Array, *, bins: int) -> Array:
+    def of_column(columns: tuple[Array, ...]) -> Array:
+        a, b = columns
+        low, high = jnp.minimum(a.min(), b.min()), jnp.maximum(a.max(), b.max())
+        return jensen_shannon(*(_counts(_bin(one, bins, low, high), bins) for one in (a, b)))
+
+    # One column after the other: all histograms at once would be as large as the samples.
+    return jax.lax.map(of_column, (a.T, b.T)).mean()
+
+
+@functools.partial(jax.jit, static_argnames=("ranges", "bins"))
+def _binned(a: Array, b: Array, *, ranges: tuple[Range | None, ...], bins: int) -> Array:
+    index = [jnp.zeros(len(one), jnp.int32) for one in (a, b)]
+    for k, given in enumerate(ranges):
+        pair = (a[:, k], b[:, k])
+        low = jnp.minimum(pair[0].min(), pair[1].min()) if given is None else jnp.asarray(given[0], a.dtype)
+        high = jnp.maximum(pair[0].max(), pair[1].max()) if given is None else jnp.asarray(given[1], a.dtype)
+        index = [bins * old + _bin(values, bins, low, high) for old, values in zip(index, pair, strict=True)]
+    return jensen_shannon(*(_counts(one, bins ** len(ranges)) for one in index))
 
 
 def _bin(values: Array, bins: int, low: Array, high: Array) -> Array:

@@ -20,14 +20,16 @@ Example::
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import flax.struct
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Real
 
 from jaxlab.dynamics.latent.snapshots import Trajectories, snapshot_pairs
-from jaxlab.dynamics.reduced_rank import check_finite, integer, real_array
+from jaxlab.dynamics.reduced_rank import check_finite, integer, is_concrete, real_array
 
 __all__ = ["TICA", "autocorrelation", "decorrelation_time", "tica"]
 
@@ -66,24 +68,27 @@ def tica(features: Trajectories, *, lag: int, epsilon: float = 1e-6) -> TICA:
       ValueError: a lag that no trajectory is longer than, values that are not finite, features that never vary.
     """
     x, y = snapshot_pairs(features, skip=lag)
-    mean = (x.mean(0) + y.mean(0)) / 2
-    x, y = x - mean, y - mean
-    instantaneous = (x.T @ x + y.T @ y) / (2 * len(x))
-    lagged = (x.T @ y + y.T @ x) / (2 * len(x))
-    variances, axes = jnp.linalg.eigh(instantaneous)
-    kept = np.flatnonzero(np.asarray(variances) > epsilon * max(float(variances[-1]), 0))
+    mean, instantaneous, lagged = (np.asarray(part) for part in _moments(x, y))
+    variances, axes = np.linalg.eigh(instantaneous)
+    kept = np.flatnonzero(variances > epsilon * max(float(variances[-1]), 0))
     if len(kept) == 0 or not variances[-1] > 0:
         raise ValueError("the features do not vary")
-    whitening = axes[:, kept] / jnp.sqrt(variances[kept])
-    eigenvalues, vectors = jnp.linalg.eigh(whitening.T @ lagged @ whitening)
-    order = jnp.argsort(-jnp.abs(eigenvalues))
+    whitening = axes[:, kept] / np.sqrt(variances[kept])
+    eigenvalues, vectors = np.linalg.eigh(whitening.T @ lagged @ whitening)
+    order = np.argsort(-np.abs(eigenvalues))
     eigenvalues = eigenvalues[order]
-    return TICA(
-        eigenvalues=eigenvalues,
-        timescales=-lag / jnp.log(jnp.abs(eigenvalues)),
-        mean=mean,
-        components=whitening @ vectors[:, order],
-    )
+    with np.errstate(divide="ignore"):
+        timescales = -lag / np.log(np.abs(eigenvalues))
+    components = whitening @ vectors[:, order]
+    return TICA(*(jnp.asarray(part) for part in (eigenvalues, timescales, mean, components)))
+
+
+@jax.jit
+def _moments(x: Array, y: Array) -> tuple[Array, Array, Array]:
+    mean = (x.mean(0) + y.mean(0)) / 2
+    x, y = x - mean, y - mean
+    lagged = x.T @ y / (2 * len(x))
+    return mean, (x.T @ x + y.T @ y) / (2 * len(x)), lagged + lagged.T
 
 
 def autocorrelation(
@@ -103,19 +108,21 @@ def autocorrelation(
         raise ValueError(f"lags must be in [0, {shortest - 1}] for series of at least {shortest} frames, got {lags}")
     for one in arrays:
         check_finite("a series", one)
-    mean = jnp.concatenate(arrays).mean()
-    products, counts = jnp.zeros(lags + 1), np.zeros(lags + 1)
-    for one in arrays:
-        centred = one - mean
-        length = len(one)
-        # Padded to twice the length: the product of spectra is a circular correlation.
-        spectrum = jnp.fft.rfft(centred, 2 * length)
-        products += jnp.fft.irfft(jnp.abs(spectrum) ** 2, 2 * length)[: lags + 1]
-        counts += length - np.arange(lags + 1)
-    if not products[0] > 0:
+    mean = sum(one.sum() for one in arrays) / sum(map(len, arrays))
+    products = sum(_products(one, mean, lags=lags) for one in arrays)
+    counts = sum(len(one) - np.arange(lags + 1) for one in arrays)
+    if is_concrete(products) and not products[0] > 0:
         raise ValueError("the series does not vary: it has no autocorrelation")
     correlation = products / counts
     return correlation / correlation[0]
+
+
+@partial(jax.jit, static_argnames="lags")
+def _products(series: Array, mean: Array, *, lags: int) -> Array:
+    length = len(series)
+    # Padded to twice the length: the product of spectra is a circular correlation.
+    spectrum = jnp.fft.rfft(series - mean, 2 * length)
+    return jnp.fft.irfft(jnp.abs(spectrum) ** 2, 2 * length)[: lags + 1]
 
 
 def decorrelation_time(correlation: Float[Array | np.ndarray, " lags"]) -> float:

@@ -20,8 +20,10 @@ Example:
 """
 
 import math
+from functools import partial
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Real
@@ -61,14 +63,20 @@ def noise_factor(
     if len(residuals) < 2:
         raise ValueError(f"noise is calibrated on at least 2 residuals, got {len(residuals)}")
     check_finite("residuals", residuals)
+    return _factor(residuals, kind=kind)
+
+
+@partial(jax.jit, static_argnames="kind")
+def _factor(residuals: Array, *, kind: NoiseKind) -> Array:
     centred = residuals - residuals.mean(0)
     variance = jnp.mean(centred**2, axis=0)
+    width = residuals.shape[1]
     if kind == "iso":
         return jnp.sqrt(variance.mean()) * jnp.eye(width, dtype=residuals.dtype)
     if kind == "diag":
         return jnp.diag(jnp.sqrt(variance))
-    # By the eigenvalues where rounding makes the covariance indefinite: fewer residuals than dimensions are allowed.
     covariance = centred.T @ centred / len(residuals) + 1e-9 * jnp.eye(width, dtype=residuals.dtype)
     factor = jnp.linalg.cholesky(covariance)
     values, vectors = jnp.linalg.eigh(covariance)
+    # By the eigenvalues where rounding makes the covariance indefinite: fewer residuals than dimensions are allowed.
     return jnp.where(jnp.all(jnp.isfinite(factor)), factor, vectors * jnp.sqrt(jnp.maximum(values, 0)))

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Real
 
-from jaxlab.dynamics.reduced_rank import check_finite, integer, real_array
+from jaxlab.dynamics.reduced_rank import check_finite, integer, is_concrete, real_array
 
 __all__ = ["check_pairs", "snapshot_pairs"]
 
@@ -50,10 +50,11 @@ def snapshot_pairs(trajectories: Trajectories, *, skip: int = 1) -> tuple[Float[
         raise ValueError(f"skip must be in [1, {longest - 1}] for trajectories of at most {longest} frames, got {skip}")
     for one in arrays:
         check_finite("a trajectory", one)
-    return (
-        jnp.concatenate([one[: max(len(one) - skip, 0)] for one in arrays]),
-        jnp.concatenate([one[skip:] for one in arrays]),
-    )
+    before = [one[: max(len(one) - skip, 0)] for one in map(_host, arrays)]
+    after = [one[skip:] for one in map(_host, arrays)]
+    if is_concrete(arrays):
+        return jnp.asarray(np.concatenate(before)), jnp.asarray(np.concatenate(after))
+    return jnp.concatenate(before), jnp.concatenate(after)
 
 
 def check_pairs(x: Array | np.ndarray, y: Array | np.ndarray) -> tuple[Float[Array, "n d"], Float[Array, "n d"]]:
@@ -69,3 +70,8 @@ def check_pairs(x: Array | np.ndarray, y: Array | np.ndarray) -> tuple[Float[Arr
     check_finite("x", x)
     check_finite("y", y)
     return x, y
+
+
+def _host(values: Array) -> Array | np.ndarray:
+    """Values where there are any: slices of every length would each be compiled."""
+    return np.asarray(values) if is_concrete(values) else values

@@ -24,6 +24,7 @@ import warnings
 from typing import Literal
 
 import flax.struct
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Real
@@ -85,21 +86,15 @@ def fit_standardizer(
         if not 0 <= value < math.inf:
             raise ValueError(f"{name} must be >= 0 and finite, got {value}")
     check_finite("latents", z)
-    mean, deviation = z.mean(0), z.std(0)
+    mean, deviation, scale, inverse_scale, values, axes = _moments(z, epsilon)
     if is_concrete(deviation):
         still = np.flatnonzero(np.asarray(deviation <= 1e-6 * jnp.maximum(jnp.abs(mean), 1e-30)))
         if len(still):
             warnings.warn(
                 f"{len(still)} of {z.shape[1]} latent dimensions do not vary, the first is {still[0]}", stacklevel=2
             )
-    # What rounding leaves of a constant dimension must not be blown up to unit variance.
-    varies = deviation > 1e-6 * jnp.abs(mean)
-    scale = jnp.where(varies, deviation + epsilon, jnp.inf)
-    inverse_scale = jnp.where(varies, deviation + epsilon, 0)
     if mode == "standard":
         return Standardizer(mean=mean, projection=jnp.diag(1 / scale), lifting=jnp.diag(inverse_scale))
-    standardised = (z - mean) / scale
-    values, axes = jnp.linalg.eigh(standardised.T @ standardised / len(z))
     kept = np.flatnonzero(np.asarray(values) >= max(minimum_variance, 1e-12))[::-1]
     if len(kept) == 0:
         raise ValueError(f"no principal component has a variance of {minimum_variance}; the latents do not vary")
@@ -109,3 +104,14 @@ def fit_standardizer(
         projection=axes / jnp.sqrt(values) / scale[:, None],
         lifting=(axes * jnp.sqrt(values)).T * inverse_scale,
     )
+
+
+@jax.jit
+def _moments(z: Array, epsilon: float | int | Array) -> tuple[Array, ...]:
+    mean, deviation = z.mean(0), z.std(0)
+    # What rounding leaves of a constant dimension must not be blown up to unit variance.
+    varies = deviation > 1e-6 * jnp.abs(mean)
+    scale = jnp.where(varies, deviation + epsilon, jnp.inf)
+    standardised = (z - mean) / scale
+    values, axes = jnp.linalg.eigh(standardised.T @ standardised / len(z))
+    return mean, deviation, scale, jnp.where(varies, scale, 0), values, axes

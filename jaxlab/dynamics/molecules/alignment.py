@@ -46,6 +46,7 @@ def align(
     return _align(x, reference.astype(x.dtype))
 
 
+@jax.jit
 def root_mean_square_deviation(
     x: Float[Array | np.ndarray, "*#frames n 3"], y: Float[Array | np.ndarray, "*#frames n 3"]
 ) -> Float[Array, "..."]:

@@ -221,9 +221,10 @@ def decode_frames(
 
 
 @jax.jit
-def encode_frames(autoencoder: Autoencoder, x: Float[Array, "frames n 3"]) -> Float[Array, "frames d"]:
-    """Latents of aligned frames, all at once; `encode` works in chunks."""
-    neighbors = nearest_neighbors(x, autoencoder.neighbors)
+def encode_frames(
+    autoencoder: Autoencoder, x: Float[Array, "frames n 3"], neighbors: Int[Array, "frames n k"]
+) -> Float[Array, "frames d"]:
+    """Latents of aligned frames with their graphs, all at once; `encode` works in chunks."""
     embedding, _ = embed_atoms(autoencoder.encoder, autoencoder.encoder_statistics, x, neighbor_laplacian(neighbors))
     return pool(embedding, autoencoder.rows, autoencoder.columns)
 
@@ -284,18 +285,18 @@ def _in_chunks(
     parts = []
     for start in range(0, len(values), chunk):
         part = np.asarray(values[start : start + chunk])
-        checked = real_array("values", part, "[row, column]")
-        check_finite("frames or latents", checked)
+        check_finite("frames or latents", real_array("values", part, "[row, column]"))
         # The last chunk is filled up, so that one compiled program serves all.
-        padded = jnp.concatenate([checked, jnp.repeat(checked[-1:], chunk - len(part), axis=0)])
-        parts.append(np.asarray(function(autoencoder, padded))[: len(part)])
+        padded = np.concatenate([part, np.repeat(part[-1:], chunk - len(part), axis=0)])
+        parts.append(np.asarray(function(autoencoder, real_array("values", padded, "[row, column]")))[: len(part)])
     if not parts:
         raise ValueError("there is no frame")
     return np.concatenate(parts)
 
 
 def _align_and_encode(autoencoder: Autoencoder, x: Array) -> Array:
-    return encode_frames(autoencoder, align(x, autoencoder.reference))
+    x = align(x, autoencoder.reference)
+    return encode_frames(autoencoder, x, nearest_neighbors(x, autoencoder.neighbors))
 
 
 @jax.jit

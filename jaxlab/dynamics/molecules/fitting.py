@@ -140,8 +140,8 @@ def freeze_encoder(
 ) -> Autoencoder:
     """An autoencoder that encodes, with a decoder still to come."""
     rows, columns = pool_matrices(settings, frames.residues)
-    laplacian = neighbor_laplacian(nearest_neighbors(frames.reference, settings.neighbors))
-    embedding, _ = embed_atoms(state.params, state.statistics, frames.reference, laplacian)
+    neighbors = nearest_neighbors(frames.reference, settings.neighbors)
+    embedding = _embed(state.params, state.statistics, frames.reference, neighbors)
     return Autoencoder(
         encoder=state.params,
         encoder_statistics=state.statistics,
@@ -246,6 +246,11 @@ def fit_autoencoder(
         quadruples=quadruples,
     )
     return freeze_decoder(autoencoder, state)
+
+
+@jax.jit
+def _embed(params: Any, statistics: Any, x: Array, neighbors: Array) -> Array:
+    return embed_atoms(params, statistics, x, neighbor_laplacian(neighbors))[0]
 
 
 @functools.cache

@@ -55,6 +55,7 @@ def _dihedrals(x: Array, index: Array) -> Array:
     return jnp.where(defined, jnp.arctan2(jnp.where(defined, sine, 0), jnp.where(defined, cosine, 1)), 0)
 
 
+@jax.jit
 def periodic_features(angles: Float[Array, "*frames q"]) -> Float[Array, "*frames 2*q"]:
     """Cosines, then sines: features without a jump."""
     return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)

@@ -106,6 +106,7 @@ def contact_correlation(
     return float(np.corrcoef(pair)[0, 1])
 
 
+@jax.jit
 def root_mean_square_fluctuation(x: Float[Array | np.ndarray, "frames n 3"]) -> Float[Array, " n"]:
     """Root of the mean squared deviation of each atom from its mean position, of aligned frames."""
     x = jnp.asarray(x)

@@ -15,9 +15,7 @@ Choices that the paper does not make:
 3. Times are in frames of the trajectory; Langevin's clock is arbitrary and only its ensemble is judged.
 """
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -31,16 +29,15 @@ from jaxlab.dynamics.latent import (
     Propagator,
     Standardizer,
 )
-from jaxlab.dynamics.molecules import Autoencoder, TrainingFrames
 from jaxlab.dynamics.molecules.alanine_dipeptide import load_alanine_dipeptide
 from jaxlab.experiments.base import Experiment, Run
 from jaxlab.experiments.gldp.config import CLAIMS, PRESETS, Config
 from jaxlab.experiments.gldp.judging import METRICS, ROLLOUT_METRICS, Reference, Setting, cut, judge_frames, kinetics
 from jaxlab.experiments.gldp.reporting import report
+from jaxlab.experiments.gldp.training import train_autoencoder, train_network, train_score
 
 __all__ = ["EXPERIMENT", "Config"]
 
-_CHUNK = 250  # training steps in one call
 _COLLAPSED = 0.01  # a standard deviation of the released code
 
 
@@ -57,7 +54,15 @@ def run(config: Config, run: Run) -> None:
     }
     training = np.concatenate([trajectory.frames[piece] for piece in pieces["train"]])
     molecule = molecules.prepare_frames(training, residues=trajectory.residues, settings=config.autoencoder)
-    autoencoder = _train_autoencoder(config, run, molecule, keys, costs)
+    autoencoder = train_autoencoder(
+        run,
+        molecule,
+        config.autoencoder,
+        encoder_steps=config.encoder_steps,
+        decoder_steps=config.decoder_steps,
+        keys=(keys["encoder"], keys["decoder"]),
+        costs=(costs["encoder"], costs["decoder"]),
+    )
     z = molecules.encode(autoencoder, trajectory.frames)
     train = np.concatenate([z[piece] for piece in pieces["train"]])
     lags = max(4, min(round(400 / spacing), total // 20))
@@ -78,9 +83,18 @@ def run(config: Config, run: Run) -> None:
     )
     recorded = _recorded(setting)
     _judge_autoencoder(run, setting, recorded)
-    networks = [_train_network(setting, run, keys["neural"], k, costs["neural"]) for k in range(config.seeds)]
+    share = costs["neural"] / config.seeds
+    networks = [_train_network(setting, run, keys["neural"], k, share) for k in range(config.seeds)]
     schedule = DiffusionSchedule.linear()
-    score = _train_score(setting, run, train, schedule, keys["score"], costs["score"])
+    score = train_score(
+        run,
+        np.asarray(setting.white.forward(train)),
+        schedule,
+        config.diffusion,
+        steps=config.score_steps,
+        key=keys["score"],
+        cost=costs["score"],
+    )
     sweep, chosen, langevin = _noise_levels(setting, run, score, schedule, keys["levels"], costs["levels"])
     koopman = _koopman(setting, config.skip)
     found = _rollouts(setting, run, koopman, networks, langevin, keys["rollouts"], costs["rollouts"])
@@ -105,42 +119,6 @@ def _costs(config: Config) -> dict[str, float]:
         costs["search"] = len(config.skips) * (3 + costs["neural"])
     costs["neural"] *= config.seeds
     return costs
-
-
-def _chunks(steps: int) -> list[int]:
-    return [_CHUNK] * (steps // _CHUNK) + ([steps % _CHUNK] if steps % _CHUNK else [])
-
-
-def _train_autoencoder(
-    config: Config, run: Run, molecule: TrainingFrames, keys: dict[str, Any], costs: dict[str, float]
-) -> Autoencoder:
-    settings = config.autoencoder
-    sizes = _chunks(config.encoder_steps)
-
-    def encoder(carry: Any, i: int) -> tuple[Any, dict]:
-        key = jax.random.fold_in(keys["encoder"], i + 1)
-        state, losses = molecules.continue_encoder(carry, molecule, key, settings, steps=sizes[i])
-        return state, {"loss": losses.mean()}
-
-    start = molecules.start_encoder(jax.random.fold_in(keys["encoder"], 0), settings)
-    state, _ = run.loop(
-        "encoder", encoder, start, len(sizes), cost=costs["encoder"], log=lambda i, o: {"part": "encoder", **o}
-    )
-    state = jax.tree.map(jnp.asarray, state)
-    autoencoder = molecules.freeze_encoder(state, molecule, settings)
-    z = molecules.encode(autoencoder, np.asarray(molecule.x))
-    counts = _chunks(config.decoder_steps)
-
-    def decoder(carry: Any, i: int) -> tuple[Any, dict]:
-        key = jax.random.fold_in(keys["decoder"], i + 1)
-        state, losses = molecules.continue_decoder(carry, autoencoder, molecule, z, key, settings, steps=counts[i])
-        return state, {"loss": losses.mean()}
-
-    start = molecules.start_decoder(jax.random.fold_in(keys["decoder"], 0), autoencoder, settings)
-    state, _ = run.loop(
-        "decoder", decoder, start, len(counts), cost=costs["decoder"], log=lambda i, o: {"part": "decoder", **o}
-    )
-    return molecules.freeze_decoder(autoencoder, jax.tree.map(jnp.asarray, state))
 
 
 def _recorded(setting: Setting) -> dict[str, Any]:
@@ -180,44 +158,15 @@ def _train_network(
 ) -> NeuralState:
     config = setting.config
     skip, name = (config.skip, f"neural-{seed}") if skip is None else (skip, f"search-{skip}")
-    pairs, held_out = setting.pairs("train", skip), setting.pairs("validation", skip)
+    pairs = setting.pairs("train", skip)
+    held_out = setting.pairs("validation", skip)
     settings = config.neural(len(pairs[0]))
-    key = jax.random.fold_in(key, seed)
-
-    def epoch(carry: Any, i: int) -> tuple[Any, dict]:
-        return latent.continue_neural(carry, pairs, held_out, jax.random.fold_in(key, i + 1), settings)
-
-    state, _ = run.loop(
-        name,
-        epoch,
-        latent.start_neural(jax.random.fold_in(key, 0), pairs[0].shape[1], settings),
-        config.epochs,
-        cost=cost / (config.seeds if name.startswith("neural") else 1),
-        log=lambda i, o: {"part": name, **o},
-    )
-    return jax.tree.map(jnp.asarray, state)
+    return train_network(run, name, pairs, held_out, settings, key=jax.random.fold_in(key, seed), cost=cost)
 
 
 def _network(setting: Setting, state: NeuralState, skip: int, **noise: Any) -> Propagator:
     pairs, held_out = setting.pairs("train", skip), setting.pairs("validation", skip)
     return latent.finish_neural(state, pairs, held_out, setting.config.neural(len(pairs[0])), **noise)
-
-
-def _train_score(
-    setting: Setting, run: Run, train: np.ndarray, schedule: DiffusionSchedule, key: Any, cost: float
-) -> Any:
-    config = setting.config
-    u = np.asarray(setting.white.forward(train))
-    sizes = _chunks(config.score_steps)
-
-    def body(carry: Any, i: int) -> tuple[Any, dict]:
-        of_chunk = jax.random.fold_in(key, i + 1)
-        state, losses = latent.continue_diffusion(carry, u, of_chunk, schedule, config.diffusion, steps=sizes[i])
-        return state._replace(statistics=()), {"loss": losses.mean()}
-
-    start = latent.start_diffusion(jax.random.fold_in(key, 0), u.shape[1], config.diffusion)
-    state, _ = run.loop("score", body, start, len(sizes), cost=cost, log=lambda i, o: {"part": "score", **o})
-    return jax.tree.map(jnp.asarray, state.params)
 
 
 def _noise_levels(
