@@ -56,6 +56,6 @@ def _dihedrals(x: Array, index: Array) -> Array:
 
 
 @jax.jit
-def periodic_features(angles: Float[Array, "*frames q"]) -> Float[Array, "*frames 2*q"]:
+def periodic_features(angles: Float[Array | np.ndarray, "*frames q"]) -> Float[Array, "*frames 2*q"]:
     """Cosines, then sines: features without a jump."""
     return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)

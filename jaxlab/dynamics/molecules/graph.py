@@ -44,9 +44,8 @@ _DISTANCE_BUDGET = 1 << 23
 def nearest_neighbors(x: Real[Array | np.ndarray, "*frames n 3"], k: int = 4) -> Int[Array, "*frames n k"]:
     """Indices of the k nearest other atoms of each atom, nearest first; of equally near ones any.
 
-    Frames are worked through in chunks, so that memory does not grow with their number. Molecules of more than 500 atoms
-    go
-    through a k-d tree, outside of `jit`.
+    Frames are worked through in chunks, so that memory does not grow with their number. Molecules of more than 500
+    atoms go through a k-d tree, outside of `jit`.
 
     Args:
       x: coordinates.
