@@ -190,10 +190,8 @@ def _split(trajectory: Trajectory, skip: int) -> dict[str, list[slice]]:
 
 
 def _fit(config: Config, run: Run, u: np.ndarray, pieces: dict[str, list[slice]], key: Any, cost: float) -> Propagator:
-    train, held_out = (
-        latent.snapshot_pairs([u[piece] for piece in pieces[part]], skip=config.skip)
-        for part in ("train", "validation")
-    )
+    cuts = [[u[piece] for piece in pieces[part]] for part in ("train", "validation")]
+    train, held_out = (latent.snapshot_pairs(cut, skip=config.skip) for cut in cuts)
     if config.propagator == "koopman":
         return latent.stabilize(latent.fit_koopman(*train, held_out=held_out))
     if config.propagator == "neural":
@@ -202,10 +200,8 @@ def _fit(config: Config, run: Run, u: np.ndarray, pieces: dict[str, list[slice]]
         settings = dataclasses.replace(settings, decay_steps=decay)
         state = train_network(run, "neural", train, held_out, settings, key=key, cost=cost)
         return latent.finish_neural(state, train, held_out, settings, clip=1.2)
-    schedule, settings = (
-        DiffusionSchedule.linear(),
-        DiffusionSettings(hidden_size=256, learning_rate=1e-3, batch_size=256),
-    )
+    schedule = DiffusionSchedule.linear()
+    score = DiffusionSettings(hidden_size=256, learning_rate=1e-3, batch_size=256)
     rows = np.concatenate([u[piece] for piece in pieces["train"]])
     params = train_score(run, rows, schedule, score, steps=config.score_steps, key=key, cost=cost)
     level = int(np.abs(np.asarray(schedule.noise) - config.noise_level).argmin())
