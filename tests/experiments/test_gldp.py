@@ -27,7 +27,8 @@ def test_kinetics_of_an_autoregressive_process():
         x[t] = [0.9, 0.3] * x[t - 1] + rng.normal(size=2)
     found = kinetics([x], lag=2, lags=40)
     assert found["t1"] == pytest.approx(-1 / np.log(0.9), rel=0.1)
-    assert found["decorrelation"] == pytest.approx(-1 / np.log(0.9), rel=0.1)
+    # 20 000 frames hold 1000 independent ones: 0.03 of error at 1/e, where a lag changes it by 0.035.
+    assert found["decorrelation"] == pytest.approx(-1 / np.log(0.9), rel=0.2)
 
 
 @pytest.mark.parametrize("preset", EXPERIMENT.presets)

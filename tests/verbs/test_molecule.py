@@ -61,7 +61,7 @@ def test_what_is_written_opens(files, tmp_path, capsys, propagator):
         (["--propagator", "magic"], "invalid choice: 'magic'"),
         (
             ["--skip", "40"],
-            "steps of 40 frames need at least 42 frames in one piece for validation, there are 12 of 60",
+            "need at least 42 frames in one piece for validation, there are 12 of 60",
         ),
         (["--stride", "20"], "need at least 3 frames in one piece for train"),
         (["--traj", "absent.dcd"], "no such file: absent.dcd"),

@@ -34,8 +34,10 @@ def jensen_shannon(p: Float[Array, "*bins"], q: Float[Array, "*bins"]) -> Float[
     middle = (p + q) / 2
 
     def half(a: Array) -> Array:
-        # The inner where keeps gradients of empty bins finite.
-        return jnp.sum(jnp.where(a > 0, a * jnp.log(jnp.where(a > 0, a, 1) / jnp.where(a > 0, middle, 1)), 0))
+        # The inner where keeps gradients of empty bins finite, the difference of logarithms those of nearly empty ones:
+        # the derivative of a quotient squares its denominator.
+        logarithms = jnp.log(jnp.where(a > 0, a, 1)) - jnp.log(jnp.where(a > 0, middle, 1))
+        return jnp.sum(jnp.where(a > 0, a * logarithms, 0))
 
     return jnp.maximum((half(p) + half(q)) / 2, 0)
 

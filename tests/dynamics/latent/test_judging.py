@@ -36,6 +36,7 @@ def test_divergence_is_symmetric_zero_on_itself_and_at_most_ln_2():
     assert float(jensen_shannon(p, 3 * p)) == 0
     assert float(jensen_shannon(jnp.array([1.0, 0]), jnp.array([0, 2.0]))) == pytest.approx(np.log(2), rel=1e-6)
     assert np.all(np.isfinite(jax.grad(jensen_shannon)(p, q)))
+    assert np.all(np.isfinite(jax.grad(jensen_shannon)(p + 1e-26, q + 1e-26)))
     assert np.isnan(jensen_shannon(p, jnp.zeros(3)))
 
 
