@@ -108,8 +108,8 @@ class Config:
 CLAIMS = (
     Claim(
         "autoencoder_is_faithful",
-        "Held-out frames are decoded to within 0.2 A and their (phi, psi) map to within the difference of two halves "
-        "of the simulation (the larger share of the two bounds).",
+        "Held-out frames are decoded to within 0.2 A and their (phi, psi) map to within its difference from "
+        "that of the training frames (the larger share of the two bounds).",
         "<",
         1.0,
     ),
@@ -118,6 +118,12 @@ CLAIMS = (
         "The network's (phi, psi) map is nearer to the simulation than Koopman's (mean ratio of divergences).",
         "<",
         1.0,
+        known_gap=(
+            "no gap beyond the spread of the trainings, about 1.0 where the paper has 0.44: the network is better on "
+            "phi and worse on psi, whose two basins exchange once in 180 steps, so that their populations hang on a "
+            "drift far below the noise of a step, which is the same in all states; tried: 128 to 512 wide, dropout 0.1 "
+            "and 0.3, constant and decaying rates, steps of 1 to 50 frames, standardised and whitened latents"
+        ),
     ),
     Claim(
         "koopman_damps",
@@ -170,9 +176,8 @@ PRESETS = {
     ),
     "quick": Config(
         encoder_steps=2000,
-        decoder_steps=2000,
+        decoder_steps=2500,
         decoder_layers=4,
-        decoder_width=64,
         network=256,
         epochs=12,
         seeds=2,

@@ -27,11 +27,9 @@ def report(
     truth = float(slow["t1"])
     trained = [found[f"neural_{k}"] for k in range(config.seeds)]
     for name, rolled in found.items():
-        if not name.startswith("neural_") or name == "neural_small_noise":
-            run.row(name, **{metric: float(rolled[metric]) for metric in ROLLOUT_METRICS})
+        run.row(name, **{metric: float(rolled[metric]) for metric in ROLLOUT_METRICS})
     values = {metric: np.array([one[metric] for one in trained], float) for metric in ROLLOUT_METRICS}
-    spread = {f"{metric}_std": of_seeds.std() for metric, of_seeds in values.items()}
-    run.row("neural", **{f"{metric}_mean": of_seeds.mean() for metric, of_seeds in values.items()} | spread)
+    run.row("neural_mean", **{metric: of_seeds.mean() for metric, of_seeds in values.items()})
     for name, ensemble in independent.items():
         run.row(name, **{metric: float(ensemble[metric]) for metric in METRICS})
     run.row("md_halves", jsd=recorded["halves"], t1=truth, decorrelation=float(slow["decorrelation"]))
