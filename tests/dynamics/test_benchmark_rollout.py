@@ -37,7 +37,7 @@ def test_every_row_did_the_same_work(script, tmp_path, capsys):
 
 def test_other_work_is_found_out(script):
     assert script.check_same_work("one", np.array([0.0, 1.0]), np.array([0.0, 1.0])) == 0
-    with pytest.raises(SystemExit, match="one: the rollouts of jaxlab and torch differ by 1.0e-03 of their range"):
+    with pytest.raises(SystemExit, match=r"one: the rollouts of jaxlab and torch differ by 1\.0e-03 of their range"):
         script.check_same_work("one", np.array([0.0, 1.001]), np.array([0.0, 1.0]))
     with pytest.raises(SystemExit, match="differ by nan"):
         script.check_same_work("one", np.array([0.0, np.nan]), np.array([0.0, 1.0]))
