@@ -6,6 +6,7 @@ Weights start uniform in ``+- 1/sqrt(inputs)``, as in the released code of arXiv
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,11 @@ def init_perceptron(key: Key[Array, ""], widths: Sequence[int]) -> Layers:
     """
     if len(widths) < 2 or min(widths) < 1:
         raise ValueError(f"a perceptron needs at least two widths of at least 1, got {list(widths)}")
+    return _init(key, tuple(widths))
+
+
+@partial(jax.jit, static_argnames="widths")
+def _init(key: Array, widths: tuple[int, ...]) -> Layers:
     layers = []
     for k, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
         of_kernel, of_bias = jax.random.split(jax.random.fold_in(key, k))

@@ -154,6 +154,7 @@ def pool_matrices(
     return rows, adaptive_pool_matrix(settings.hidden_size, width)
 
 
+@functools.partial(jax.jit, static_argnames="settings")
 def init_encoder(key: Key[Array, ""], settings: AutoencoderSettings) -> tuple[PyTree, PyTree]:
     """Fresh parameters, the linear head of the pre-training among them, and statistics."""
     h = settings.hidden_size
@@ -169,6 +170,7 @@ def init_encoder(key: Key[Array, ""], settings: AutoencoderSettings) -> tuple[Py
     return params, [_statistics(h) for _ in range(3)]
 
 
+@functools.partial(jax.jit, static_argnames=("settings", "latent_width"))
 def init_decoder(key: Key[Array, ""], settings: AutoencoderSettings, latent_width: int) -> tuple[PyTree, PyTree]:
     """Fresh parameters and statistics."""
     hidden = [settings.decoder_width] * (settings.decoder_layers - 1)
