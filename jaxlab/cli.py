@@ -175,6 +175,12 @@ def _prune(arguments: Sequence[str]) -> int:
     return main(arguments)
 
 
+def _molecule(arguments: Sequence[str]) -> int:
+    from jaxlab.verbs.molecule import main
+
+    return main(arguments)
+
+
 def _parse(experiment: "Experiment", arguments: Sequence[str]) -> tuple[_Options, Any] | None:
     """The options and the config, None where the help was asked for and printed."""
     import tyro
@@ -242,5 +248,6 @@ _VERBS: Mapping[str, _Verb] = {
     "dynamics": _Verb(_dynamics, "compare dynamical systems; options: jaxlab dynamics --help"),
     "flow": _Verb(_flow, "edit an image; options: jaxlab flow --help"),
     "lm": _Verb(_lm, "generate and measure text; options: jaxlab lm --help"),
+    "molecule": _Verb(_molecule, "simulate a molecule; options: jaxlab molecule --help"),
     "prune": _Verb(_prune, "remove blocks of a language model; options: jaxlab prune --help"),
 }

@@ -1,4 +1,8 @@
-"""Dynamical systems: Koopman operators learnt from trajectories, and an optimal-transport metric between them."""
+"""Dynamical systems: Koopman operators learnt from trajectories, and an optimal-transport metric between them.
+
+Surrogate dynamics of latent time series are in `jaxlab.dynamics.latent`, all-atom molecules in
+`jaxlab.dynamics.molecules`.
+"""
 
 from jaxlab.dynamics.barycenter import (
     MeanInfo,

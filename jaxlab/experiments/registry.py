@@ -79,6 +79,7 @@ METHODS: tuple[Method, ...] = (
         "Beyond Ensembles: Simulating All-Atom Protein Dynamics in a Learned Latent Space",
         "2509.02196",
         "jaxlab.dynamics",
+        experiment="jaxlab.experiments.gldp",
     ),
     Method(
         "task-arithmetic-fairness",
