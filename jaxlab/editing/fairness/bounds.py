@@ -348,7 +348,7 @@ def fairness_bounds(
         the segment.
       points: of the estimate.
       threshold: of the decisions.
-      smallest_margin: smallest δ; densities near the threshold are taken at this and larger margins.
+      smallest_margin: smallest δ. Densities near the threshold are those at margins from d on, and from this on.
 
     Raises:
       ValueError: as `group_statistics` and `empirical_lipschitz`.
@@ -363,10 +363,12 @@ def fairness_bounds(
     distance = _length(jax.tree.map(lambda end, start: end - start, params, reference))
     truth, members = jnp.asarray(labels, jnp.float32), jnp.asarray(membership, jnp.float32)
 
+    # Margins below d are not used by the linear form, and the smaller the margin the more a single row counts.
+    margin = jnp.maximum(value * distance, smallest_margin)
+
     def densest(rows: Array) -> Array:
         densities = jax.vmap(
-            lambda of_group: density_bound(before, threshold, bandwidth=smallest_margin, weights=of_group * rows),
-            in_axes=1,
+            lambda of_group: density_bound(before, threshold, bandwidth=margin, weights=of_group * rows), in_axes=1
         )(members)
         return densities.max()
 
@@ -382,7 +384,7 @@ def fairness_bounds(
         distance,
         density_negative=densest(1 - truth),
         density_positive=densest(truth),
-        bandwidth=smallest_margin,
+        bandwidth=margin,
     )
     return FairnessBounds(
         parity=parity(after),

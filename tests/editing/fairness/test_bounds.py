@@ -105,7 +105,7 @@ def test_odds_of_uniform_scores():
     scores = jnp.concatenate([scores] * 4)
     membership = membership_from_ids(jnp.repeat(jnp.array([0, 0, 1, 1]), n), 2)
     labels = np.repeat([0, 1, 0, 1], n)
-    assert float(density_bound(scores[:n], bandwidth=0.01)) == pytest.approx(1, abs=0.01)
+    assert float(density_bound(scores[:n], bandwidth=0.1)) == pytest.approx(1, abs=0.01)
     for d in (0.02, 0.2):
         moved = jnp.where(membership[:, 0] > 0, scores + d, scores - d)
         odds = float(equalized_odds_difference(group_statistics(moved > 0.5, labels, membership)))
@@ -121,10 +121,10 @@ def test_densities_hold_at_every_margin():
     weights = (jnp.arange(500) % 3 > 0).astype(jnp.float32)
     bound = float(density_bound(scores, 0.4, bandwidth=0.01, weights=weights))
     away = np.abs(np.asarray(scores) - 0.4)[np.asarray(weights) > 0]
-    margins = np.linspace(0.01, 0.6, 400)
+    margins = np.maximum(away, 0.01)  # between two of these the share stays and the margin grows
     shares = (away[:, None] <= margins).mean(0)
-    assert (shares <= 2 * bound * margins + 1e-6).all()
-    assert (shares / (2 * margins)).max() == pytest.approx(bound, rel=0.05)
+    assert (shares <= 2 * bound * margins + 1e-5).all()
+    assert (shares / (2 * margins)).max() == pytest.approx(bound, rel=1e-4)
     assert float(density_bound(scores, bandwidth=0.01, weights=jnp.zeros(500))) == 0
 
 
