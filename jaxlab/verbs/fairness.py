@@ -142,7 +142,9 @@ def report(
     drawn = resample(jax.random.key(seed), predictions, labels, membership, resamples=resamples)
     tails = jnp.array([(1 - level) / 2, (1 + level) / 2])
     values = jax.jit(metrics)(statistics)
-    intervals = jax.jit(lambda s: jax.tree.map(lambda v: jnp.nanquantile(v, tails, axis=0), jax.vmap(metrics)(s)))(drawn)
+    intervals = jax.jit(lambda s: jax.tree.map(lambda v: jnp.nanquantile(v, tails, axis=0), jax.vmap(metrics)(s)))(
+        drawn
+    )
     against_rest = one_vs_rest(statistics, **options)
 
     def of(part: str, rate: str, index: tuple[int, ...] = ()) -> dict[str, float | None]:

@@ -6,7 +6,7 @@ Fine-tune once for every group of people, keep what changed, and choose afterwar
     vectors = task_vectors(base, tuned.models())
     table = lambda_sweep(apply_fn, base, vectors, jnp.linspace(0, 1, 11), inputs, labels, membership)
     chosen = select_scale(table, reference_accuracy=0.69)
-    model = apply(base, vectors, table.scales[chosen.index])
+    model = apply(base, vectors, table.scales[chosen.row])
 
 * :mod:`~jaxlab.editing.fairness.group_statistics`: rates of groups, differences between them, intervals;
 * :mod:`~jaxlab.editing.fairness.subgroups`: one fine-tuned model a group, all at once;

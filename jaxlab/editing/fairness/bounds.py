@@ -1,7 +1,7 @@
 """How much disparity a change of coefficients can cause.
 
-Let s_θ(x) in [0, 1] be the score of a model, L its Lipschitz constant in θ (Euclidean norm, uniform in x), θ_ref a model
-whose disparity is known and d = L ‖θ - θ_ref‖. With DPD_s the demographic parity difference of scores and EOD the
+Let s_θ(x) in [0, 1] be the score of a model, L its Lipschitz constant in θ (Euclidean norm, uniform in x), θ_ref a
+model whose disparity is known and d = L ‖θ - θ_ref‖. With DPD_s the demographic parity difference of scores and EOD the
 equalized odds difference at a threshold t ::
 
     DPD_s(θ) ≤ DPD_s(θ_ref) + 2 d
@@ -33,8 +33,8 @@ U = 2 L Σ_g |λ_g - 1| ‖Δ_g‖ (`published_bound`). Here is the general one 
     found.certified                                      # False: L was estimated from these rows
 
 L of a network is not known. `empirical_lipschitz` gives the largest slope that is found on rows and on points of the
-segment from θ_ref to θ: by the mean value theorem the bound then holds for these rows up to how fine the points are, and
-for no others, so that results say ``certified=False`` unless a constant is handed in.
+segment from θ_ref to θ: by the mean value theorem the bound then holds for these rows up to how fine the points are,
+and for no others, so that results say ``certified=False`` unless a constant is handed in.
 
 Reference: section 5 of Gomezjurado Gonzalez et al. 2026, On Fairness of Task Arithmetic, arXiv 2505.24262.
 

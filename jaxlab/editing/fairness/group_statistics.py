@@ -336,7 +336,9 @@ def resample(
         if len(distinct) * 8 <= len(rows):
             random = np.random.default_rng(np.asarray(bits).ravel().tolist())
             drawn = random.multinomial(len(rows), counts / len(rows), size=resamples).astype(np.float32)
-            return _weigh(jnp.asarray(drawn), jnp.asarray(_outcomes(*distinct[:, :2].T, distinct[:, 2:], xp=np)))
+            return _weigh(
+                jnp.asarray(drawn), jnp.asarray(_outcomes(distinct[:, 0], distinct[:, 1], distinct[:, 2:], xp=np))
+            )
     return _draw_rows(key, predictions, labels, membership, resamples)
 
 

@@ -4,7 +4,7 @@ From parameters θ₀ and the rows D_g of each group ::
 
     θ_g = Train(θ₀, D_g),     Δ_g = θ_g - θ₀
 
-with the same optimiser, the same number of steps and the same θ₀ (its head included) for every group. Training is
+with the same optimiser, the same number of epochs and the same θ₀ (its head included) for every group. Training is
 `jax.vmap` over groups of one `jax.lax.scan` over steps::
 
     def loss_fn(params, batch):  # one loss a row, [b]
@@ -24,9 +24,9 @@ Reference: section 3 of Gomezjurado Gonzalez et al. 2026, On Fairness of Task Ar
 
 Deviations from the paper:
 
-1. Groups train for the same number of steps, of batches drawn with replacement; the paper counts epochs.
-2. There is one θ₀ with one head for all groups. In the authors' script each group's model starts from a head of its own,
-   whose difference to the first one's is then part of Δ_g.
+1. Batches are drawn with replacement, so that an epoch is as many draws as there are rows.
+2. There is one θ₀ with one head for all groups. In the authors' script each group's model starts from a head of its
+   own, whose difference to the first one's is then part of Δ_g.
 """
 
 import warnings
@@ -50,7 +50,7 @@ class SubgroupModels(NamedTuple):
 
     Attributes:
       params: the trees θ_g, stacked on a leading axis ``[g, ...]``.
-      losses: mean loss of each batch, ``[g, steps]``.
+      losses: mean loss of each batch, ``[g, steps]``; of the finished model where a group takes fewer steps.
       groups: column of the membership that each model belongs to, ``[g]``.
     """
 
@@ -73,6 +73,7 @@ def subgroup_finetune(
     *,
     steps: int,
     batch_size: int | None = 128,
+    equal_epochs: bool = True,
     weights: Vector | None = None,
 ) -> SubgroupModels:
     """Train one model for every group.
@@ -84,8 +85,11 @@ def subgroup_finetune(
       membership: ``[n, g]``; rows of no group are not used, rows of several in each.
       optimizer: an optax transformation, started anew for every group.
       key: source of the batches.
-      steps: optimiser steps.
+      steps: optimiser steps that all n rows would take.
       batch_size: rows a step, drawn with replacement; None takes all rows of the group in every step.
+      equal_epochs: a group takes the share of the steps that it has of the rows, at least one, as in the paper; False:
+        all take ``steps``, so that rows of small groups are seen more often. With all rows in every step, a step is an
+        epoch.
       weights: factor of each row's loss, ``[n]``; the loss of a batch is divided by its rows, not by their weights.
 
     Returns:
@@ -124,6 +128,10 @@ def subgroup_finetune(
         chosen = jnp.take_along_axis(order[None], places, axis=2)
         shares = jnp.zeros((len(kept), 0))
 
+    # Groups that are done go through the motions: under vmap they cost the same.
+    share_of_rows = sizes / count if equal_epochs and batch_size is not None else jnp.ones(len(kept))
+    last = jnp.maximum(jnp.round(steps * share_of_rows), 1)
+
     def batch_loss(moving: Any, rows: Any, share: Array) -> Array:
         batch = data if batch_size is None else jax.tree.map(lambda leaf: jnp.asarray(leaf)[rows], data)
         losses = loss_fn(_join(moving, still), batch)
@@ -134,18 +142,25 @@ def subgroup_finetune(
         # A row of weight 0 is out, whatever its loss is.
         return jnp.where(factor != 0, losses * factor, 0.0).sum()
 
-    def step(carry: Any, rows: Any) -> tuple[Any, Array]:
-        def of_group(moving: Any, state: Any, rows: Any, share: Array) -> tuple[Any, Any, Array]:
-            loss, gradients = jax.value_and_grad(batch_loss)(moving, rows, share)
-            updates, state = optimizer.update(gradients, state, moving)
-            return optax.apply_updates(moving, updates), state, loss
+    def step(carry: Any, batch: Any) -> tuple[Any, Array]:
+        number, rows = batch
 
-        axes = (0, 0, None if batch_size is None else 0, 0)
-        moving, state, losses = jax.vmap(of_group, in_axes=axes)(*carry, rows, shares)
+        def of_group(moving: Any, state: Any, rows: Any, share: Array, last: Array) -> tuple[Any, Any, Array]:
+            loss, gradients = jax.value_and_grad(batch_loss)(moving, rows, share)
+            updates, after = optimizer.update(gradients, state, moving)
+            tuned = optax.apply_updates(moving, updates)
+            moving, state = jax.tree.map(
+                lambda new, old: jnp.where(number < last, new, old), (tuned, after), (moving, state)
+            )
+            return moving, state, loss
+
+        axes = (0, 0, None if batch_size is None else 0, 0, 0)
+        moving, state = carry
+        moving, state, losses = jax.vmap(of_group, in_axes=axes)(moving, state, rows, shares, last)
         return (moving, state), losses
 
     stacked = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(kept), *jnp.shape(leaf))), moving)
-    (tuned, _), losses = jax.lax.scan(step, (stacked, jax.vmap(optimizer.init)(stacked)), chosen)
+    (tuned, _), losses = jax.lax.scan(step, (stacked, jax.vmap(optimizer.init)(stacked)), (jnp.arange(steps), chosen))
     tuned = jax.tree.map(lambda leaf: jnp.where(_like(sizes, leaf) > 0, leaf, jnp.nan), tuned)
     losses = jnp.where(sizes[:, None] > 0, losses.T, jnp.nan)
     return SubgroupModels(jax.vmap(partial(_join, still=still))(tuned), losses, kept)
@@ -168,6 +183,8 @@ def _like(sizes: Array, leaf: Array) -> Array:
 def _partition(params: PyTree) -> tuple[PyTree, PyTree]:
     """Floating-point leaves, which are trained, and the others, each with None in place of the rest."""
     floating = [jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating) for leaf in jax.tree.leaves(params)]
+    leaves: list[Any]
+    tree: Any
     leaves, tree = jax.tree.flatten(params)
     moving = [leaf if trained else None for leaf, trained in zip(leaves, floating, strict=True)]
     still = [None if trained else leaf for leaf, trained in zip(leaves, floating, strict=True)]

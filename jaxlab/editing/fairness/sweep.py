@@ -15,7 +15,7 @@ The models are ::
     labels, membership = (inputs[:, 0] > 0).astype(jnp.int32), membership_from_ids(jnp.arange(500) % 2, 2)
     table = lambda_sweep(apply_fn, base, vectors, jnp.linspace(0.0, 1.0, 11), inputs, labels, membership)
     chosen = select_scale(table, reference_accuracy=0.8)
-    params = apply(base, vectors, table.scales[chosen.index])
+    params = apply(base, vectors, table.scales[chosen.row])
 
 Neither function has an argument for test data: what is chosen must be chosen on rows set aside for it.
 
@@ -47,11 +47,11 @@ from jaxlab.editing.fairness.group_statistics import (
     Undefined,
     Vector,
     check_rows,
-    is_concrete,
     demographic_parity_difference,
     equal_opportunity_difference,
     equalized_odds_difference,
     group_statistics,
+    is_concrete,
 )
 from jaxlab.editing.task_vectors import TaskVectors, apply
 
@@ -79,7 +79,7 @@ class SweepTable(NamedTuple):
       finite: whether all logits are numbers, ``[s]``; the metrics of other candidates are NaN.
     """
 
-    scales: Float[Array, "s *g"]
+    scales: Float[Array, "s ..."]
     logits: Float[Array, "s n"]
     statistics: GroupStatistics
     accuracy: Float[Array, " s"]
@@ -95,13 +95,13 @@ class Selection(NamedTuple):
     """The candidate of a rule.
 
     Attributes:
-      index: its row in the table.
+      row: of the table.
       fulfilled: False where no candidate is accurate enough, so that the most accurate one was taken.
       collapsed: it says the same for more than 99 % of the rows.
       near_chance: its balanced accuracy is at most 0.55.
     """
 
-    index: Int[Array, ""]
+    row: Int[Array, ""]
     fulfilled: Bool[Array, ""]
     collapsed: Bool[Array, ""]
     near_chance: Bool[Array, ""]
@@ -236,7 +236,7 @@ def select_scale(
         raise ValueError(f"rule must be 'constrained', 'min_disparity' or 'max_accuracy', got {rule!r}")
     rate = table.positive_rate[index]
     chosen = Selection(
-        index=index,
+        row=index,
         fulfilled=fulfilled,
         collapsed=jnp.maximum(rate, 1 - rate) > _COLLAPSED,
         near_chance=table.balanced_accuracy[index] <= _CHANCE,

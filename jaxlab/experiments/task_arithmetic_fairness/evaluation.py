@@ -61,14 +61,15 @@ def evaluate(
     Returns:
       ``PATH.PART``, metrics ``[λ, metric]`` in the order of `METRICS`, for the paths ``task_arithmetic``, one a model,
       and ``inject.NUMBER`` from ``full``; ``PATH.chosen``, an index; ``PATH.one_vs_rest`` ``[λ, g, 2]``; ``logits`` of
-      the task arithmetic on test rows; ``grid.scales``, ``grid.test``, ``grid.validation``; ``worst``, a group.
+      the task arithmetic on test rows, ``injected_logits`` with all of each vector, ``full_logits.PART``;
+      ``grid.scales``, ``grid.test``, ``grid.validation``; ``worst``, a group.
     """
     sweep = partial(_both_parts, apply_fn, validation=validation, test=test, models_at_once=models_at_once)
     total = {path: leaf.sum(0, keepdims=True) for path, leaf in vectors.items()}
     paths = {"task_arithmetic": ("base", total)}
     for name, model in models.items():
         if name != "base":
-            kept = {path: leaf for path, leaf in task_vectors.task_vectors(models["base"], [model]).items()}
+            kept = task_vectors.task_vectors(models["base"], [model])
             paths[name] = ("base", {path: kept[path] for path in vectors})
     count = next(iter(vectors.values())).shape[0]
     for group in range(count):
@@ -88,6 +89,7 @@ def evaluate(
             [np.asarray(against[f"{of}_difference"]) for of in ("demographic_parity", "equalized_odds")], -1
         )
     found["logits"] = np.asarray(tables["task_arithmetic"][1].logits)
+    found["injected_logits"] = np.stack([np.asarray(tables[f"inject.{g}"][1].logits[-1]) for g in range(count)])
     for part, table in zip(("validation", "test"), tables["full"], strict=True):
         found[f"full_logits.{part}"] = np.asarray(table.logits[-1])
     against = one_vs_rest(jax.tree.map(lambda leaf: leaf[-1], tables["full"][0].statistics))
@@ -244,7 +246,7 @@ def _choose(table: SweepTable, reference: Any, tolerance: float) -> np.ndarray:
 
 @jax.jit
 def _chosen(table: SweepTable, reference: Any, tolerance: Any) -> jax.Array:
-    return select_scale(table, reference_accuracy=reference, tolerance=tolerance).index
+    return select_scale(table, reference_accuracy=reference, tolerance=tolerance).row
 
 
 def _grid(count: int, seed: int) -> np.ndarray:

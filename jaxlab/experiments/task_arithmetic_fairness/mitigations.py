@@ -49,7 +49,7 @@ def mitigate(
 
     parts = (people.train, people.validation, people.test)
     ids = [part.membership.argmax(1) for part in parts]
-    scores = [1 / (1 + np.exp(-logits))[:, None] for logits in (validation_logits, test_logits)]
+    scores = [1 / (1 + np.exp(-logits.astype(np.float64)))[:, None] for logits in (validation_logits, test_logits)]
     found: dict[str, np.ndarray] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # scikit-learn's and fairlearn's deprecations of each other

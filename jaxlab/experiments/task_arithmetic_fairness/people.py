@@ -1,7 +1,7 @@
 """What the experiment reads: people with features, a label and the groups they are in, in three parts.
 
-``compas``, ``adult`` and ``simulated`` are tables; `load_texts` gives posts with the communities that they aim at, or the
-rows of Adult as sentences. Whoever is in the sensitive groups, features never say so.
+``compas``, ``adult`` and ``simulated`` are tables; `load_texts` gives posts with the communities that they aim at, or
+the rows of Adult as sentences. Whoever is in the sensitive groups, features never say so.
 """
 
 import csv
@@ -79,7 +79,7 @@ def load_people(name: str, attribute: str, seed: int, *, rows: int = 0) -> Peopl
     mean, deviation = features[parts[0]].mean(0), features[parts[0]].std(0)
     scaled = np.clip((features - mean) / np.where(deviation > 0, deviation, 1.0), -4, 4).astype(np.float32)
     splits = [Split(scaled[part], labels[part], membership[part]) for part in parts]
-    return People(*splits, groups=groups)
+    return People(splits[0], splits[1], splits[2], groups)
 
 
 def _of_table(name: str, attribute: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[str, ...]]:
@@ -87,7 +87,7 @@ def _of_table(name: str, attribute: str) -> tuple[np.ndarray, np.ndarray, np.nda
     if name == "compas":
         hidden = ("sex", "race", "two-year-recid", "decile-score")
         kept = [c for c in table.columns if c not in hidden and not c.startswith("c-charge-desc")]
-        groups = {"sex": ("women", "men"), "race": ("other", "white")}[attribute]
+        groups: tuple[str, ...] = {"sex": ("women", "men"), "race": ("other", "white")}[attribute]
         ids = table.column(attribute).astype(int)
         membership, labels = np.eye(2, dtype=np.int32)[ids], table.column("two-year-recid")
     else:
@@ -147,7 +147,9 @@ def load_texts(name: str, seed: int, *, rows: tuple[int, int, int]) -> People:
         label = post["majority_label"]
         if post["split"] in parts and label in ("normal", "hatespeech", "offensive"):
             named = Counter(word for one in post["target_groups"].split("|") for word in set(one.split(",")))
-            aims = {community for community, times in named.items() if times >= 2 and community not in ("None", "Other")}
+            aims = {
+                community for community, times in named.items() if times >= 2 and community not in ("None", "Other")
+            }
             parts[post["split"]].append((post["text"], int(label != "normal"), aims))
     found = []
     for part, most in zip(("train", "val", "test"), rows, strict=True):
@@ -166,7 +168,7 @@ def load_texts(name: str, seed: int, *, rows: tuple[int, int, int]) -> People:
         )
         for part in found
     ]
-    return People(*splits, groups=groups)
+    return People(splits[0], splits[1], splits[2], groups)
 
 
 def _adult_sentences(random: np.random.Generator, rows: tuple[int, int, int]) -> People:
@@ -198,4 +200,4 @@ def _adult_sentences(random: np.random.Generator, rows: tuple[int, int, int]) ->
         for part in np.split(np.arange(len(order)), ends)
     ]
     groups = tuple(c.split("_", 1)[1] for c, kept in zip(names, common, strict=True) if kept)
-    return People(*splits, groups=groups)
+    return People(splits[0], splits[1], splits[2], groups)

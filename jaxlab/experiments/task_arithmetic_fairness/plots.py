@@ -9,7 +9,11 @@ from jaxlab.experiments.task_arithmetic_fairness.evaluation import METRICS, SCAL
 
 __all__ = ["frontier", "injections", "sweep"]
 
-_SHOWN = {"accuracy": "accuracy", "demographic_parity": "demographic parity diff.", "equalized_odds": "equalized odds diff."}
+_SHOWN = {
+    "accuracy": "accuracy",
+    "demographic_parity": "demographic parity diff.",
+    "equalized_odds": "equalized odds diff.",
+}
 _LINES = {"full": ("full fine-tuning", "C1", "--"), "lora": ("LoRA", "C2", ":")}
 
 
@@ -57,7 +61,10 @@ def frontier(run: Run, found: Mapping[str, Mapping[str, np.ndarray]]) -> None:
 
 
 def injections(
-    run: Run, found: Mapping[str, Mapping[str, np.ndarray]], groups: Mapping[str, Sequence[str]], scales: np.ndarray
+    run: Run,
+    found: Mapping[str, Mapping[str, np.ndarray]],
+    groups: Mapping[str, Sequence[str]],
+    scales: Mapping[str, np.ndarray],
 ) -> None:
     """What each group's vector does to full fine-tuning, mean of the repeats."""
     rows = ("demographic_parity", "equalized_odds")
@@ -68,7 +75,7 @@ def injections(
                 axis = axes[row, column]
                 for group, text in enumerate(groups[name]):
                     curves = of_name[f"inject.{group}.test"][..., METRICS.index(metric)]
-                    at = scales[name] if isinstance(scales, Mapping) else scales
+                    at = scales[name]
                     axis.plot(at, curves.mean(0), "o-", ms=3, label=text)
                     if len(curves) > 1:
                         axis.fill_between(at, curves.min(0), curves.max(0), alpha=0.12, lw=0)

@@ -1,7 +1,7 @@
 """The paper's pipeline on tables: one base network, its fine-tuned relatives, and everything evaluated at once.
 
-The base is a network of three layers that was trained to undo noise (30 % of a row's entries come from another row), with
-a fresh head. All models start from it: fine-tuned on everybody, with low-rank adapters, reweighed, and one a group.
+The base is a network of three layers that was trained to undo noise (30 % of a row's entries come from another row),
+with a fresh head. All models start from it: fine-tuned on everybody, with low-rank adapters, reweighed, and one a group.
 """
 
 import functools
@@ -227,7 +227,6 @@ def _best(choices: list[tuple[float, Any]], validation: Split, tree_of: Any) -> 
     found = [(rate, tree_of(stacked)) for rate, stacked in choices]
     inputs = jnp.asarray(validation.inputs)
     right = [
-        float(jnp.mean((predict(network(inputs.shape[1]), tree, inputs) > 0) == validation.labels))
-        for _, tree in found
+        float(jnp.mean((predict(network(inputs.shape[1]), tree, inputs) > 0) == validation.labels)) for _, tree in found
     ]
     return found[int(np.argmax(right))]

@@ -36,7 +36,7 @@ def random_problem(seed: int):
 
 @pytest.mark.parametrize("theta", [0.1, 2.0])
 def test_closed_form(theta):
-    """s = σ(θx), x = 1 in one group and -1 in the other: the difference is tanh(θ/2), L = 1/4, the bound θ/2."""
+    """Scores σ(θx), x = 1 in one group and -1 in the other: the difference is tanh(θ/2), L = 1/4, the bound θ/2."""
     inputs = jnp.array([[1.0], [-1.0]] * 40)
     membership = membership_from_ids(jnp.arange(80) % 2, 2)
     score_fn = lambda params, x: jax.nn.sigmoid(x @ params)  # noqa: E731
@@ -49,9 +49,7 @@ def test_closed_form(theta):
     assert float(found.parity) <= float(found.parity_bound)
     # σ' is largest at 0, an end of the segment, so that the estimate is L itself.
     for directional in (True, False):
-        slope = empirical_lipschitz(
-            score_fn, jnp.zeros(1), jnp.array([theta]), inputs, directional=directional
-        )
+        slope = empirical_lipschitz(score_fn, jnp.zeros(1), jnp.array([theta]), inputs, directional=directional)
         assert float(slope.value) == pytest.approx(0.25, abs=1e-6)
         assert slope.certified is False
 

@@ -74,7 +74,11 @@ def test_parity_with_fairlearn(seed, method):
         (demographic_parity_difference(found, method=method), fairlearn.demographic_parity_difference, {}),
         (equal_opportunity_difference(found, method=method), fairlearn.equal_opportunity_difference, {}),
         *(
-            (equalized_odds_difference(found, method=method, agg=agg), fairlearn.equalized_odds_difference, {"agg": agg})
+            (
+                equalized_odds_difference(found, method=method, agg=agg),
+                fairlearn.equalized_odds_difference,
+                {"agg": agg},
+            )
             for agg in ("worst_case", "mean")
         ),
     ]
@@ -90,7 +94,9 @@ def test_parity_with_fairlearn_where_a_group_has_no_positives():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         expected = fairlearn.equalized_odds_difference(labels, predictions, sensitive_features=ids)
-    assert float(equalized_odds_difference(statistics_of(predictions, labels, ids))) == pytest.approx(expected, abs=1e-6)
+    assert float(equalized_odds_difference(statistics_of(predictions, labels, ids))) == pytest.approx(
+        expected, abs=1e-6
+    )
 
 
 def test_rates_against_numpy():
@@ -239,9 +245,7 @@ def test_interval_of_scores_under_jit_and_vmap():
 
     def interval(p):
         key = jax.random.key(1)
-        return jnp.stack(
-            bootstrap_interval(key, demographic_parity_difference, p, labels, membership, resamples=64)
-        )
+        return jnp.stack(bootstrap_interval(key, demographic_parity_difference, p, labels, membership, resamples=64))
 
     together = jax.jit(jax.vmap(interval))(scores)
     np.testing.assert_allclose(together[1], interval(scores[1]), atol=1e-6)

@@ -88,7 +88,14 @@ def test_batches_hold_rows_of_their_group_alone(problem):
     for group in range(3):
         spoilt = data | {"x": jnp.where((ids == group)[:, None], data["x"], jnp.nan)}
         found = subgroup_finetune(
-            loss_fn, base, spoilt, membership_from_ids(ids, 3), optax.sgd(0.1), jax.random.key(1), steps=20, batch_size=8
+            loss_fn,
+            base,
+            spoilt,
+            membership_from_ids(ids, 3),
+            optax.sgd(0.1),
+            jax.random.key(1),
+            steps=20,
+            batch_size=8,
         )
         np.testing.assert_array_equal(np.isfinite(found.losses).all(1), np.arange(3) == group)
 
@@ -119,7 +126,7 @@ def test_every_row_of_a_group_is_drawn_alike():
 
 
 def test_weights_scale_the_losses_and_drop_rows(problem):
-    base, data, ids = problem
+    base, data, _ = problem
     spoilt = data | {"x": data["x"].at[0].set(jnp.nan)}
     weights = jnp.full(N, 2.0).at[0].set(0.0)
     options = {"optimizer": optax.sgd(0.1), "key": jax.random.key(0), "steps": 1, "batch_size": None}

@@ -128,24 +128,24 @@ def table_of(accuracy, parity, odds, scales=None, rate=0.4, balanced=0.7):
 def test_rules():
     table = table_of([0.5, 0.8, 0.79, 0.7], [0.0, 0.3, 0.2, 0.1], [0.3, 0.1, 0.15, 0.1])
     constrained = select_scale(table, reference_accuracy=0.795)
-    assert (int(constrained.index), bool(constrained.fulfilled)) == (2, True)
-    assert int(select_scale(table, reference_accuracy=0.795, tolerance=0.0).index) == 1
-    assert int(select_scale(table, rule="max_accuracy").index) == 1
+    assert (int(constrained.row), bool(constrained.fulfilled)) == (2, True)
+    assert int(select_scale(table, reference_accuracy=0.795, tolerance=0.0).row) == 1
+    assert int(select_scale(table, rule="max_accuracy").row) == 1
     # Least parity is at 0 with sum 0.3; least odds at 1 and 3, of which 1 comes first with sum 0.4.
-    assert int(select_scale(table, rule="min_disparity").index) == 0
+    assert int(select_scale(table, rule="min_disparity").row) == 0
     out_of_reach = select_scale(table, reference_accuracy=0.9)
-    assert (int(out_of_reach.index), bool(out_of_reach.fulfilled)) == (1, False)
+    assert (int(out_of_reach.row), bool(out_of_reach.fulfilled)) == (1, False)
     # NaN is no small disparity.
-    assert int(select_scale(table_of([0.8, 0.8], [np.nan, 0.3], [0.1, 0.3]), reference_accuracy=0.8).index) == 1
+    assert int(select_scale(table_of([0.8, 0.8], [np.nan, 0.3], [0.1, 0.3]), reference_accuracy=0.8).row) == 1
 
 
 def test_of_equals_the_smallest_scale_is_taken():
     same = [0.8] * 3
     table = table_of(same, same, same, scales=[0.7, 0.2, 0.9])
     for rule in ("max_accuracy", "min_disparity", "constrained"):
-        assert int(select_scale(table, rule=rule, reference_accuracy=0.8).index) == 1
+        assert int(select_scale(table, rule=rule, reference_accuracy=0.8).row) == 1
     table = table_of(same, same, same, scales=[[0.5, 0.5], [0.9, 0.3], [0.1, 0.8]])
-    assert int(select_scale(table, rule="max_accuracy").index) == 2
+    assert int(select_scale(table, rule="max_accuracy").row) == 2
 
 
 def test_selection_is_the_best_of_the_validation_rows_and_sees_no_others(problem):
@@ -155,9 +155,9 @@ def test_selection_is_the_best_of_the_validation_rows_and_sees_no_others(problem
     chosen = select_scale(table, reference_accuracy=reference, tolerance=0.0)
     total = np.asarray(table.demographic_parity_difference + table.equalized_odds_difference)
     allowed = np.asarray(table.accuracy) >= reference
-    assert total[int(chosen.index)] == total[allowed].min()
+    assert total[int(chosen.row)] == total[allowed].min()
     jitted = jax.jit(lambda t: select_scale(t, reference_accuracy=reference, tolerance=0.0))(table)
-    assert int(jitted.index) == int(chosen.index)
+    assert int(jitted.row) == int(chosen.row)
     for function in (lambda_sweep, select_scale):
         assert not [name for name in inspect.signature(function).parameters if "test" in name]
 
