@@ -3,10 +3,10 @@
     python benchmarks/editing_fairness.py [--rows 8000] [--groups 2 5] [--resamples 1000] [--peer-resamples 100]
         [--scales 11 121] [--repeats 3] [--out FILE]
 
-*Bootstrap*: demographic parity and equalized odds difference of hard predictions, drawn anew with replacement. The
-peer is `fairlearn.metrics.MetricFrame` with the three rates that both need, built once a resample, which is how its
-users do it; it is timed on ``--peer-resamples`` of them and scaled up. *Scores* is the same with soft predictions, where
-jaxlab cannot draw equal rows together. On the rows as they are both must give the same numbers to 1e-6, and the intervals
+*Bootstrap*: demographic parity and equalized odds difference of hard predictions, drawn anew with replacement. The peer
+is `fairlearn.metrics.MetricFrame` with the three rates that both need, built once a resample, as its users do; it is
+timed on ``--peer-resamples`` of them and scaled up. *Scores* is the same with soft predictions, where jaxlab cannot
+draw equal rows together. On the rows as they are both must give the same numbers to 1e-6, and the means over resamples
 must agree to the noise of the draws; if not, the script ends with an error.
 
 *Sweep*: θ₀ + λ Σ Δ for all λ. The peer does what the paper's script does: for each λ add up the weights, write a file,

@@ -203,8 +203,8 @@ def published_bound(
       density_positive: B₁.
 
     Returns:
-      ``U = 2 L Σ_g |λ_g - 1| ‖Δ_g‖``, which bounds the demographic parity difference, and ``4 √((B₀ + B₁) U)``, by which
-      the equalized odds difference may exceed that of the balanced model; None without densities.
+      ``U = 2 L Σ_g |λ_g - 1| ‖Δ_g‖``, which bounds the demographic parity difference, and ``4 √((B₀ + B₁) U)``, by
+      which the equalized odds difference may exceed that of the balanced model; None without densities.
 
     Raises:
       ValueError: a negative L or density, one density without the other, numbers of groups that differ.

@@ -21,10 +21,10 @@ def mitigate(
 ) -> dict[str, np.ndarray]:
     """Predictions on the test part, ``[n]``, 0 or 1.
 
-    ``threshold_*`` post-process full fine-tuning's scores with thresholds fitted on the validation part and need to know
-    the group of a person to predict; ``gradient_*`` reduce to weighted logistic regressions on the training part, the
-    allowed violation chosen on the validation part among three by the sum of both differences (accuracy within a point of
-    the best). Groups are those of `People`, one a person.
+    ``threshold_*`` post-process full fine-tuning's scores with thresholds fitted on the validation part and need to
+    know the group of a person to predict; ``gradient_*`` reduce to weighted logistic regressions on the training part,
+    the allowed violation chosen on the validation part among three by the sum of both differences (accuracy within a
+    point of the best). Groups are those of `People`, one a person.
     """
     from fairlearn.metrics import demographic_parity_difference, equalized_odds_difference
     from fairlearn.postprocessing import ThresholdOptimizer

@@ -1,7 +1,8 @@
 """The paper's pipeline on tables: one base network, its fine-tuned relatives, and everything evaluated at once.
 
 The base is a network of three layers that was trained to undo noise (30 % of a row's entries come from another row),
-with a fresh head. All models start from it: fine-tuned on everybody, with low-rank adapters, reweighed, and one a group.
+with a fresh head. All models start from it: fine-tuned on everybody, with low-rank adapters, reweighed, and one for
+each group.
 """
 
 import functools

@@ -29,7 +29,6 @@ from jaxlab.nn.pure import pure_function
 
 __all__ = [
     "TextTraining",
-    "adamw",
     "encode",
     "fresh_upper",
     "load_encoder",
@@ -225,9 +224,7 @@ def _finetune(
         start,
         {"inputs": inputs, "y": y},
         membership,
-        optax.partition(
-            {"body": adamw(rate, settings.steps), "head": adamw(settings.head_rate, settings.steps)}, kinds
-        ),
+        optax.partition({name: optax.adamw(r, weight_decay=DECAY) for name, r in rates.items()}, kinds),
         key,
         steps=settings.steps,
         batch_size=settings.batch_size,

@@ -100,6 +100,22 @@ def test_batches_hold_rows_of_their_group_alone(problem):
         np.testing.assert_array_equal(np.isfinite(found.losses).all(1), np.arange(3) == group)
 
 
+def test_groups_take_the_share_of_the_steps_that_they_have_of_the_rows(problem):
+    """A step of sign descent moves the weight of an idle loss by exactly its size: the way tells the steps."""
+    data = {"y": jnp.ones(N)}
+    arguments = (lambda p, b: p["w"] * b["y"], {"w": jnp.array(0.0)}, data)
+    membership = membership_from_ids(problem[2], 3)
+    options = {"steps": 12, "batch_size": 4}
+    sign = optax.sign_sgd(1.0)
+    found = subgroup_finetune(*arguments, membership, sign, jax.random.key(0), **options)
+    np.testing.assert_array_equal(found.params["w"], [-6, -4, -2])
+    np.testing.assert_array_equal(found.losses[2], [0, -1] + [-2] * 10)
+    all_alike = subgroup_finetune(*arguments, membership, sign, jax.random.key(0), equal_epochs=False, **options)
+    np.testing.assert_array_equal(all_alike.params["w"], [-12, -12, -12])
+    few = subgroup_finetune(*arguments, membership, sign, jax.random.key(0), steps=1, batch_size=4)
+    np.testing.assert_array_equal(few.params["w"], [-1, -1, -1])
+
+
 def test_every_row_of_a_group_is_drawn_alike():
     """Descent on (w - y)² / 2 at a step of 1 ends on the mean of the last batch: its mean over keys is the group's."""
     data = {"y": jnp.arange(10.0)}
@@ -169,7 +185,7 @@ def test_adapters_are_trained_like_any_tree():
 
     np.testing.assert_array_equal(network(lora.apply(params, adapters), x), network(params, x))  # B = 0 at first
     membership = membership_from_ids(np.arange(40) % 2, 2)
-    found = subgroup_finetune(loss, adapters, data, membership, optax.adam(0.05), jax.random.key(3), steps=30)
+    found = subgroup_finetune(loss, adapters, data, membership, optax.adam(0.05), jax.random.key(3), steps=60)
     assert (found.losses[:, -1] < 0.9 * found.losses[:, 0]).all()
     for tuned in found.models():
         np.testing.assert_allclose(
