@@ -26,8 +26,16 @@ def sweep(run: Run, name: str, found: Mapping[str, np.ndarray], bands: np.ndarra
         for panel, (metric, label) in enumerate(_SHOWN.items()):
             axis, column = axes[panel], METRICS.index(metric)
             curves = found["task_arithmetic.test"][..., column]
+            text = "one repeat" if len(curves) > 1 else None
             for repeat, curve in enumerate(curves):
-                axis.plot(SCALES, curve, color="C0", alpha=0.4, lw=1, label="one repeat" if repeat == 0 else None)
+                axis.plot(
+                    SCALES,
+                    curve,
+                    color="C0",
+                    alpha=0.4,
+                    lw=1,
+                    label=text if repeat == 0 else None,
+                )
             axis.plot(SCALES, curves.mean(0), "o-", color="C0", ms=4, label="task arithmetic, mean")
             axis.fill_between(SCALES, *bands[:, panel].T, color="C0", alpha=0.15, lw=0, label="95 % band, first repeat")
             for path, (text, colour, style) in _LINES.items():
@@ -56,6 +64,9 @@ def frontier(run: Run, found: Mapping[str, Mapping[str, np.ndarray]]) -> None:
             for path, (text, colour, _) in _LINES.items():
                 end = of_name[f"{path}.test"][0][-1]
                 axis.plot(end[x], end[y], "*", color=colour, ms=12, label=text)
+            # An untrained head would squeeze all others into a corner.
+            best = max(diagonal[:, y].max(), scaled[:, y].max())
+            axis.set(ylim=(best - 0.12, best + 0.015))
             axis.set(xlabel="demographic parity difference", ylabel="accuracy", title=name.replace(".", ", by "))
             axis.legend(fontsize=7)
 
