@@ -128,7 +128,7 @@ def test_paths_start_and_end_where_they_should(evaluated):
     np.testing.assert_array_equal(found["full.test"][0], found["task_arithmetic.test"][0])
     np.testing.assert_allclose(found["inject.0.test"][0], found["full.test"][-1], atol=0.02)
     injected = task_vectors.apply(full, vectors, jnp.array([0.0, 1.0]))
-    np.testing.assert_allclose(found["injected_logits"][1], apply_fn(injected, test[0]), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(found["injected_logits"][1, -1], apply_fn(injected, test[0]), rtol=1e-3, atol=1e-4)
     diagonal = [i for i, scale in enumerate(found["grid.scales"]) if scale[0] == scale[1]]
     np.testing.assert_allclose(found["grid.test"][diagonal], found["task_arithmetic.test"], atol=0.02)
 
@@ -145,10 +145,12 @@ def test_standard_errors():
     rng = np.random.default_rng(0)
     noise = rng.normal(0.0, 1.0, (400, 50))
     # 50 repeats of a mean of 0 with no noise of rows: about standard normal.
-    scores = uncertainty.standard_errors(noise.T, np.zeros((50, 400)))
+    scores = uncertainty.standard_errors(noise.T, np.zeros((50, 400)), 0.6)
     assert scores.std() == pytest.approx(1, abs=0.12)
-    one = uncertainty.standard_errors(np.array([[0.3]]), np.array([[0.01]]))
+    one = uncertainty.standard_errors(np.array([[0.3]]), np.array([[0.01]]), 0.6)
     assert one == pytest.approx(3, rel=1e-4)
+    alike = uncertainty.standard_errors(np.array([[0.3], [0.3]]), np.array([[0.01], [0.01]]), 0.25)
+    assert alike == pytest.approx(6, rel=1e-4)  # a quarter of the variance of the rows is left
 
 
 def test_paired_draws_use_the_same_rows():

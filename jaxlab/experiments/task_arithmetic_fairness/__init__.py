@@ -127,10 +127,10 @@ class Config:
 CLAIMS = (
     Claim(
         "frontier_competitive",
-        "At the coefficient that validation chooses, task arithmetic has less demographic disparity than full "
-        "fine-tuning and is as accurate to a point (ratio of the differences, COMPAS by sex).",
-        "<",
-        1.0,
+        "The frontier of task arithmetic passes full fine-tuning: at some coefficient it is as accurate to a point and "
+        "has less demographic disparity (ratio of the differences, means of the repeats, COMPAS by sex).",
+        "<=",
+        0.95,
     ),
     Claim(
         "lambda_steers_disparity",
@@ -149,7 +149,7 @@ CLAIMS = (
     Claim(
         "injection_is_group_dependent",
         "Injected into full fine-tuning, the vectors of different groups change a disparity differently (largest gap "
-        "between two groups in either difference, in standard errors).",
+        "between two groups in either difference, mean over the injected shares, in standard errors).",
         ">",
         3.0,
     ),
@@ -231,7 +231,7 @@ def _repeat_of_table(config: Config, run: Run, name: str, carry: tuple, repeat: 
             people, found["full_logits.validation"], found["full_logits.test"], seed=1000 * run.seed + repeat
         )
         extra = {"fairlearn": np.stack([predictions[of] for of in sorted(predictions)])}
-    return carry, _kept(config, key, people.test, found, bounds, extra, models)
+    return carry, _kept(config, key, people.test, found, bounds, extra, models, people.rows)
 
 
 def _repeat_of_texts(config: Config, run: Run, people: People, carry: tuple, repeat: int) -> tuple[tuple, dict]:
@@ -275,7 +275,7 @@ def _repeat_of_texts(config: Config, run: Run, people: People, carry: tuple, rep
         injections=False,
         published=False,
     )
-    return carry, _kept(config, key, people.test, found, bounds, {}, models)
+    return carry, _kept(config, key, people.test, found, bounds, {}, models, people.rows)
 
 
 def _kept(
@@ -286,17 +286,19 @@ def _kept(
     bounds: dict[str, np.ndarray],
     extra: dict[str, np.ndarray],
     models: dict[str, Any],
+    rows: int,
 ) -> dict[str, np.ndarray]:
     """What one repeat leaves behind: metrics, bands, differences with their variances, violations."""
-    count = test.membership.shape[1]
     seed = int(jax.random.bits(key))
     bands = uncertainty.bands(key, found["logits"], test.labels, test.membership, config.resamples)
-    full = found["full_logits.test"] > 0
-    predictions = np.concatenate([found["logits"] > 0, full[None], found["injected_logits"] > 0])
+    injected = found["injected_logits"][:, 1:] > 0
+    predictions = np.concatenate([found["logits"] > 0, injected.reshape(-1, injected.shape[-1])])
     draws = uncertainty.paired_draws(
         seed, predictions, test.labels, test.membership, min(config.resamples, _PAIRED_RESAMPLES)
     )
-    curve, injection = draws[:, : len(SCALES), 1], draws[:, len(SCALES) + 1 :, 1:]
+    curve = draws[:, : len(SCALES), 1]
+    # What a vector does is taken along its whole path, as the figure shows it.
+    injection = draws[:, len(SCALES) :, 1:].reshape(len(draws), *injected.shape[:2], 2).mean(2)
     values = np.asarray(uncertainty.metrics_of(predictions, test.labels, test.membership))
     broken, checked = count_violations(bounds)
     kept = {name: value for name, value in found.items() if "logits" not in name}
@@ -306,13 +308,13 @@ def _kept(
         "bands": bands,
         "curve": values[: len(SCALES), 1],
         "curve_variance": (curve[:, :, None] - curve[:, None, :]).var(0),
-        "injection": values[len(SCALES) + 1 :, 1:],
+        "injection": values[len(SCALES) :, 1:].reshape(*injected.shape[:2], 2).mean(1),
         "injection_variance": (injection[:, :, None] - injection[:, None, :]).var(0),
         "violations": np.array([broken, checked]),
         "scalar_bounds": bounds["scalar"],
         "norms": bounds["norms"],
         "rates": np.array([models["rate"], models["lora_rate"]]),
-        "groups": np.array(count),
+        "shared": np.array(len(test.labels) / rows),
     }
 
 
@@ -374,17 +376,18 @@ def _row(run: Run, method: str, three: np.ndarray) -> None:
 
 def _claims(config: Config, run: Run, found: dict[str, dict[str, np.ndarray]]) -> None:
     main = found.get(MAIN, next(iter(found.values())))
-    repeats = np.arange(len(main["full.test"]))
-    ours = main["task_arithmetic.test"][repeats, main["task_arithmetic.chosen"]].mean(0)
-    full = main["full.test"][:, -1].mean(0)
-    accurate = ours[_ACCURACY] >= full[_ACCURACY] - 0.01
-    run.measure("frontier_competitive", ours[_PARITY] / full[_PARITY] if accurate else np.inf)
+    run.measure("frontier_competitive", _least_ratio(main, "task_arithmetic"))
     tables = {name: of for name, of in found.items() if not name.endswith(".text")}
-    steers = [uncertainty.standard_errors(_gaps(of["curve"]), of["curve_variance"]) for of in tables.values()]
+    steers = [
+        uncertainty.standard_errors(_gaps(of["curve"]), of["curve_variance"], of["shared"][0]) for of in tables.values()
+    ]
     run.measure("lambda_steers_disparity", max(np.abs(of[3:, 3:]).max() for of in steers))
     curve = main["task_arithmetic.test"][..., [_ACCURACY, _PARITY, _ODDS]].mean(0)
     run.measure("frontier_is_smooth", np.abs(np.diff(curve[3:], axis=0)).max())
-    depends = [uncertainty.standard_errors(_gaps(of["injection"]), of["injection_variance"]) for of in tables.values()]
+    depends = [
+        uncertainty.standard_errors(_gaps(of["injection"]), of["injection_variance"], of["shared"][0])
+        for of in tables.values()
+    ]
     run.measure("injection_is_group_dependent", max(np.abs(of).max() for of in depends))
     totals = np.concatenate([of["violations"] for of in found.values()]).sum(0)
     run.measure("bound_holds", totals[0])
@@ -394,11 +397,27 @@ def _claims(config: Config, run: Run, found: dict[str, dict[str, np.ndarray]]) -
         f"the bound of demographic parity exceeds what it bounds by {_slack(scalar, 0):.2f}, that of equalized odds by "
         f"{_slack(scalar, 2):.2f}; far from it both exceed 1 and say nothing."
     )
+    run.note(
+        "Least ratio of demographic disparity to full fine-tuning's at a loss of at most a point, on the curve of "
+        + "; ".join(
+            f"{name}: task arithmetic {_least_ratio(of, 'task_arithmetic'):.2f}, full fine-tuning scaled by the same "
+            f"coefficients {_least_ratio(of, 'full'):.2f}, LoRA scaled {_least_ratio(of, 'lora'):.2f}"
+            for name, of in found.items()
+        )
+        + ". Where the second is as low, less of the change is what lowers the disparity, not the groups."
+    )
     run.note(_winners(found))
 
 
 def _gaps(values: np.ndarray) -> np.ndarray:
     return values[:, :, None] - values[:, None, :]
+
+
+def _least_ratio(of: dict[str, np.ndarray], path: str) -> float:
+    """Least demographic parity difference on a path, over full fine-tuning's, at most a point of accuracy below it."""
+    full, curve = of["full.test"][:, -1].mean(0), of[f"{path}.test"].mean(0)
+    accurate = curve[:, _ACCURACY] >= full[_ACCURACY] - 0.01
+    return float(np.where(accurate, curve[:, _PARITY], np.inf).min() / full[_PARITY])
 
 
 def _slack(scalar: np.ndarray, column: int) -> float:

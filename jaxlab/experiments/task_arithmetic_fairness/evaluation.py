@@ -61,7 +61,7 @@ def evaluate(
     Returns:
       ``PATH.PART``, metrics ``[λ, metric]`` in the order of `METRICS`, for the paths ``task_arithmetic``, one a model,
       and ``inject.NUMBER`` from ``full``; ``PATH.chosen``, an index; ``PATH.one_vs_rest`` ``[λ, g, 2]``; ``logits`` of
-      the task arithmetic on test rows, ``injected_logits`` with all of each vector, ``full_logits.PART``;
+      the task arithmetic on test rows, ``injected_logits`` ``[g, λ, n]``, ``full_logits.PART``;
       ``grid.scales``, ``grid.test``, ``grid.validation``; ``worst``, a group.
     """
     sweep = partial(_both_parts, apply_fn, validation=validation, test=test, models_at_once=models_at_once)
@@ -89,7 +89,7 @@ def evaluate(
             [np.asarray(against[f"{of}_difference"]) for of in ("demographic_parity", "equalized_odds")], -1
         )
     found["logits"] = np.asarray(tables["task_arithmetic"][1].logits)
-    found["injected_logits"] = np.stack([np.asarray(tables[f"inject.{g}"][1].logits[-1]) for g in range(count)])
+    found["injected_logits"] = np.stack([np.asarray(tables[f"inject.{g}"][1].logits) for g in range(count)])
     for part, table in zip(("validation", "test"), tables["full"], strict=True):
         found[f"full_logits.{part}"] = np.asarray(table.logits[-1])
     against = one_vs_rest(jax.tree.map(lambda leaf: leaf[-1], tables["full"][0].statistics))

@@ -50,6 +50,11 @@ class People:
     test: Split
     groups: tuple[str, ...]
 
+    @property
+    def rows(self) -> int:
+        """Of all parts."""
+        return sum(len(part.labels) for part in (self.train, self.validation, self.test))
+
 
 def load_people(name: str, attribute: str, seed: int, *, rows: int = 0) -> People:
     """A table with groups by one attribute, split at random.

@@ -41,14 +41,22 @@ def paired_draws(
     return np.asarray(_weighted(jnp.asarray(predictions), labels, membership, jnp.asarray(times)))
 
 
-def standard_errors(means: np.ndarray, variances: np.ndarray) -> np.ndarray:
-    """Mean over repeats in units of its standard error; ``means``, ``variances`` (of test rows) are ``[repeat, ...]``.
+def standard_errors(means: np.ndarray, variances: np.ndarray, shared: float) -> np.ndarray:
+    """Mean over repeats in units of its standard error.
 
-    The variance between repeats is added to that of the rows, since repeats share most of their rows.
+    The noise of test rows that two repeats share does not average out over repeats; that of the others, and of splits
+    and initialisations, is what differs between repeats.
+
+    Args:
+      means: ``[repeat, ...]``.
+      variances: of each by its test rows.
+      shared: which part of their test rows two repeats share.
     """
     count = len(means)
-    between = means.var(0, ddof=1) if count > 1 else np.zeros(means.shape[1:])
-    return means.mean(0) / np.sqrt(variances.mean(0) + between / count + 1e-12)
+    if count == 1:
+        return means[0] / np.sqrt(variances[0] + 1e-12)
+    between = means.var(0, ddof=1)
+    return means.mean(0) / np.sqrt(shared * variances.mean(0) + between / count + 1e-12)
 
 
 @jax.jit
