@@ -39,7 +39,8 @@ def test_parts_of_the_tables(name, attribute, sizes, groups):
         np.testing.assert_array_equal(part.membership.sum(1), 1)
         # No feature gives the group away: none is one of its columns up to scale.
         for column in part.membership.T.astype(float):
-            correlations = [np.corrcoef(column, feature)[0, 1] for feature in part.inputs.T if feature.std() > 0]
+            with np.errstate(invalid="ignore"):  # a constant feature has no correlation
+                correlations = [np.corrcoef(column, feature)[0, 1] for feature in part.inputs.T]
             assert np.nanmax(np.abs(correlations)) < 0.9
     assert not np.array_equal(load_people(name, attribute, 1).test.labels, people.test.labels)
 
@@ -124,7 +125,7 @@ def test_choices_are_those_of_the_validation_rows(evaluated):
 def test_paths_start_and_end_where_they_should(evaluated):
     found, apply_fn, base, full, vectors, (_, test) = evaluated
     np.testing.assert_allclose(found["full_logits.test"], apply_fn(full, test[0]), atol=1e-4)
-    np.testing.assert_array_equal(found["logits"][0], apply_fn(base, test[0]))
+    np.testing.assert_allclose(found["logits"][0], apply_fn(base, test[0]), atol=1e-5)
     np.testing.assert_array_equal(found["full.test"][0], found["task_arithmetic.test"][0])
     np.testing.assert_allclose(found["inject.0.test"][0], found["full.test"][-1], atol=0.02)
     injected = task_vectors.apply(full, vectors, jnp.array([0.0, 1.0]))
@@ -169,7 +170,7 @@ def test_paired_draws_use_the_same_rows():
 
 @pytest.mark.skipif(not has_fairlearn(), reason="needs fairlearn")
 def test_mitigations_lower_the_difference_they_are_told_to():
-    people = load_people("simulated", "group", 1)
+    people = load_people("simulated", "group", 1, rows=250)
     direction = np.linspace(1, 0, 8)
     logits = [
         part.inputs @ direction + 1.5 * (part.membership[:, 1] - 0.5) for part in (people.validation, people.test)
