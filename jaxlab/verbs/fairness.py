@@ -280,9 +280,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _print(name: str, numbers: Mapping[str, Any], *, level: float) -> None:
     console = Console(width=min(Console().width, 80))
-    table = Table(box=None, pad_edge=False, padding=(0, 1), title=Text(name, style="bold"), title_justify="left")
-    table.add_column("group", overflow="ellipsis", max_width=14, no_wrap=True)
-    for heading in ("rows", "positive", "predicted", "of positives", "of negatives", "accuracy"):
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), title=Text(name, style="bold"), title_justify="left")
+    table.add_column("group", overflow="fold", max_width=14)
+    for heading in ("rows", "base", "positive rate", "true positive", "false positive", "accuracy"):
         table.add_column(heading, justify="right", no_wrap=True)
     for group, of in (*numbers["groups"].items(), ("all", numbers["overall"])):
         base = of["positives"] / of["rows"] if of["rows"] else math.nan
@@ -303,7 +303,7 @@ def _print(name: str, numbers: Mapping[str, Any], *, level: float) -> None:
     console.print(
         Text(
             f"accuracy {rates['accuracy']}, balanced accuracy {rates['balanced_accuracy']}, "
-            f"predicted positive {rates['positive_rate']}"
+            f"positive rate {rates['positive_rate']}"
         )
     )
     for warning in numbers["warnings"]:
@@ -323,8 +323,8 @@ def _plot(path: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    labels = {"positive_rate": "predicted positive", "true_positive_rate": "of positives"}
-    labels |= {"false_positive_rate": "of negatives", "accuracy": "accuracy"}
+    labels = {"positive_rate": "positive rate", "true_positive_rate": "true positive rate"}
+    labels |= {"false_positive_rate": "false positive rate", "accuracy": "accuracy"}
     most = max(len(numbers["groups"]) for numbers in found.values())
     figure = Figure(figsize=(11, (1.2 + 0.32 * (most + 1)) * len(found)), layout="constrained")
     axes = figure.subplots(nrows=len(found), ncols=len(labels), squeeze=False, sharex="col")

@@ -206,4 +206,4 @@ def test_bad_configs_are_named(fields, message):
 
 def test_scales_are_the_papers():
     np.testing.assert_allclose(SCALES, np.arange(11) / 10, atol=1e-6)
-    assert EXPERIMENT.presets["cpu"].texts == "hatexplain"
+    assert EXPERIMENT.presets["paper"].texts == "hatexplain"
