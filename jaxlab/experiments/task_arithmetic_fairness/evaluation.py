@@ -65,18 +65,19 @@ def evaluate(
       ``grid.scales``, ``grid.test``, ``grid.validation``; ``worst``, a group.
     """
     sweep = partial(_both_parts, apply_fn, validation=validation, test=test, models_at_once=models_at_once)
-    total = {path: leaf.sum(0, keepdims=True) for path, leaf in vectors.items()}
-    paths = {"task_arithmetic": ("base", total)}
+    count = next(iter(vectors.values())).shape[0]
+    paths = {"task_arithmetic": ("base", vectors)}
     for name, model in models.items():
         if name != "base":
             kept = task_vectors.task_vectors(models["base"], [model])
             paths[name] = ("base", {path: kept[path] for path in vectors})
-    count = next(iter(vectors.values())).shape[0]
     for group in range(count):
         paths[f"inject.{group}"] = ("full", {path: leaf[group : group + 1] for path, leaf in vectors.items()})
+    # All paths have as many vectors, the others zero, so that they share one compiled program.
+    paths = {name: (start, _filled(change, count)) for name, (start, change) in paths.items()}
     found: dict[str, np.ndarray] = {}
     tables = {
-        name: sweep(models[start], change, injections if name.startswith("inject") else SCALES)
+        name: sweep(models[start], change, _alike(injections if name.startswith("inject") else SCALES, count))
         for name, (start, change) in paths.items()
     }
     reference = tables["full"][0].accuracy[-1]
@@ -224,11 +225,25 @@ def _published(
 def _both_parts(
     apply_fn: Any, start: Any, change: Any, scales: Any, *, validation: Any, test: Any, models_at_once: int
 ) -> tuple[SweepTable, SweepTable]:
-    on_validation, on_test = (
-        lambda_sweep(apply_fn, start, change, scales, *part, models_at_once=models_at_once)
-        for part in (validation, test)
-    )
-    return on_validation, on_test
+    found = []
+    for part in (validation, test):
+        rows = [
+            lambda_sweep(apply_fn, start, change, chunk, *part, models_at_once=models_at_once)
+            for chunk in np.split(scales, range(len(SCALES), len(scales), len(SCALES)))
+        ]
+        found.append(jax.tree.map(lambda *leaves: np.concatenate(leaves), *rows))
+    return found[0], found[1]
+
+
+def _filled(vectors: task_vectors.TaskVectors, count: int) -> task_vectors.TaskVectors:
+    return {
+        path: np.concatenate([leaf, np.zeros((count - leaf.shape[0], *leaf.shape[1:]), np.float32)])
+        for path, leaf in vectors.items()
+    }
+
+
+def _alike(scales: np.ndarray, count: int) -> np.ndarray:
+    return np.repeat(scales[:, None], count, axis=1)
 
 
 def _metrics(table: SweepTable) -> np.ndarray:
