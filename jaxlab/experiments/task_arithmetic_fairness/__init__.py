@@ -475,7 +475,7 @@ def _shapes(config: Config) -> list[jax.ShapeDtypeStruct]:
 
 EXPERIMENT = Experiment(
     name="task-arithmetic-fairness",
-    summary="What adding the task vectors of groups of people does to a classifier's fairness.",
+    summary="What task vectors of groups of people do to a classifier's fairness.",
     claims=CLAIMS,
     presets={
         "smoke": Config(

@@ -168,7 +168,7 @@ def _bounds(
     score_fn: Any,
     points: int,
     injections: bool,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array, Any]:
     count = next(iter(vectors.values())).shape[0]
     balanced = task_vectors.apply(base, vectors, 1.0, reduce="mean")
 
@@ -231,13 +231,13 @@ def _both_parts(
             lambda_sweep(apply_fn, start, change, chunk, *part, models_at_once=models_at_once)
             for chunk in np.split(scales, range(len(SCALES), len(scales), len(SCALES)))
         ]
-        found.append(jax.tree.map(lambda *leaves: np.concatenate(leaves), *rows))
+        found.append(jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate(leaves)), *rows))
     return found[0], found[1]
 
 
 def _filled(vectors: task_vectors.TaskVectors, count: int) -> task_vectors.TaskVectors:
     return {
-        path: np.concatenate([leaf, np.zeros((count - leaf.shape[0], *leaf.shape[1:]), np.float32)])
+        path: jnp.asarray(np.concatenate([leaf, np.zeros((count - leaf.shape[0], *leaf.shape[1:]), np.float32)]))
         for path, leaf in vectors.items()
     }
 
