@@ -4,6 +4,9 @@ Gomezjurado Gonzalez et al., arXiv 2505.24262. A classifier is fine-tuned once f
 times λ, is added to the base. Recidivism and income tables with a small network, and posts with a sentence encoder
 whose upper layers are trained; against fine-tuning on everybody (and the same scaled by λ), low-rank adapters,
 reweighing and fairlearn's mitigations. Every choice is made on validation rows, every number is of test rows.
+
+The measure of ``injection_is_group_dependent`` (either difference, along the whole path) was made while looking at seeds
+0 to 2; at the full vector alone the gap between groups is within one standard error.
 """
 
 from dataclasses import dataclass
@@ -127,10 +130,15 @@ class Config:
 CLAIMS = (
     Claim(
         "frontier_competitive",
-        "The frontier of task arithmetic passes full fine-tuning: at some coefficient it is as accurate to a point and "
-        "has less demographic disparity (ratio of the differences, means of the repeats, COMPAS by sex).",
+        "With the coefficient chosen on validation rows, task arithmetic is as accurate as full fine-tuning to a point "
+        "and has less demographic disparity (ratio of the differences, means of the repeats, COMPAS by sex; infinite "
+        "where it is less accurate).",
         "<=",
         0.95,
+        known_gap="617 validation rows choose a coefficient that costs more than a point on the test rows of two runs "
+        "of three; over ten other splits it gives 0.91 of the disparity for 0.35 points. Whatever the coefficient, the "
+        "least ratio of a run lies between 0.76 and 0.91, and full fine-tuning scaled by the same coefficient gets as "
+        "far (notes of the run)",
     ),
     Claim(
         "lambda_steers_disparity",
@@ -376,7 +384,7 @@ def _row(run: Run, method: str, three: np.ndarray) -> None:
 
 def _claims(config: Config, run: Run, found: dict[str, dict[str, np.ndarray]]) -> None:
     main = found.get(MAIN, next(iter(found.values())))
-    run.measure("frontier_competitive", _least_ratio(main, "task_arithmetic"))
+    run.measure("frontier_competitive", _chosen_ratio(main))
     tables = {name: of for name, of in found.items() if not name.endswith(".text")}
     steers = [
         uncertainty.standard_errors(_gaps(of["curve"]), of["curve_variance"], of["shared"][0]) for of in tables.values()
@@ -419,6 +427,17 @@ def _least_ratio(of: dict[str, np.ndarray], path: str) -> float:
     full, curve = of["full.test"][:, -1].mean(0), of[f"{path}.test"].mean(0)
     accurate = curve[:, _ACCURACY] >= full[_ACCURACY] - 0.01
     return float(np.where(accurate, curve[:, _PARITY], np.inf).min() / full[_PARITY])
+
+
+def _chosen_ratio(of: dict[str, np.ndarray]) -> float:
+    """The same at the coefficients that the validation rows choose."""
+    repeats = np.arange(len(of["full.test"]))
+    full, chosen = (
+        values.mean(0)
+        for values in (of["full.test"][:, -1], of["task_arithmetic.test"][repeats, of["task_arithmetic.chosen"]])
+    )
+    accurate = chosen[_ACCURACY] >= full[_ACCURACY] - 0.01
+    return float(chosen[_PARITY] / full[_PARITY]) if accurate else float("inf")
 
 
 def _slack(scalar: np.ndarray, column: int) -> float:
