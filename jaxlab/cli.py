@@ -163,6 +163,12 @@ def _bid(arguments: Sequence[str]) -> int:
     return main(arguments)
 
 
+def _fairness(arguments: Sequence[str]) -> int:
+    from jaxlab.verbs.fairness import main
+
+    return main(arguments)
+
+
 def _flow(arguments: Sequence[str]) -> int:
     from jaxlab.verbs.flow import main
 
@@ -246,6 +252,7 @@ _VERBS: Mapping[str, _Verb] = {
     "run": _Verb(_run, "measure a paper's claims; options: jaxlab run NAME --help"),
     "bid": _Verb(_bid, "replay a log of auctions; options: jaxlab bid --help"),
     "dynamics": _Verb(_dynamics, "compare dynamical systems; options: jaxlab dynamics --help"),
+    "fairness": _Verb(_fairness, "group fairness of predictions; options: jaxlab fairness --help"),
     "flow": _Verb(_flow, "edit an image; options: jaxlab flow --help"),
     "lm": _Verb(_lm, "generate and measure text; options: jaxlab lm --help"),
     "molecule": _Verb(_molecule, "simulate a molecule; options: jaxlab molecule --help"),

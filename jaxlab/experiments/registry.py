@@ -86,6 +86,7 @@ METHODS: tuple[Method, ...] = (
         "On Fairness of Task Arithmetic: The Role of Task Vectors",
         "2505.24262",
         "jaxlab.editing",
+        experiment="jaxlab.experiments.task_arithmetic_fairness",
     ),
     Method(
         "expert-merging",

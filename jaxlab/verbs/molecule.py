@@ -325,7 +325,8 @@ def _plot(
     *panels, local, correlation = figure.subplots(ncols=len(maps) + 2)
     for panel, (name, angles) in zip(panels, maps.items(), strict=True):
         edges = np.linspace(-180, 180, 49)
-        counts, _, _ = np.histogram2d(*np.degrees(angles).T, bins=(edges, edges))
+        phi, psi = np.degrees(angles).T
+        counts, _, _ = np.histogram2d(phi, psi, bins=[edges, edges])
         with np.errstate(divide="ignore"):
             energy = np.log(counts.max()) - np.log(counts.T)
         shown = np.where(np.isfinite(energy), energy, np.nan)

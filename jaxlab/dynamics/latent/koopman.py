@@ -26,6 +26,7 @@ Example::
     times = relaxation_times(jnp.linalg.eigvals(propagator.operator.core), dt=5.0)
 """
 
+import dataclasses
 import math
 
 import flax.struct
@@ -195,9 +196,10 @@ def stabilize(propagator: KoopmanPropagator, *, largest: float | int = 0.999) ->
     ratios = np.where(size > largest, largest / np.maximum(size, largest), 1.0)
     scaling = np.real((vectors * ratios) @ np.linalg.inv(vectors))
     factor = operator.input_factor @ jnp.asarray(scaling, operator.input_factor.dtype)
-    return propagator.replace(operator=operator.replace(input_factor=factor))
+    return dataclasses.replace(propagator, operator=dataclasses.replace(operator, input_factor=factor))
 
 
 @jax.jit
 def _decompose(x: Array) -> tuple[Array, Array, Array]:
-    return jnp.linalg.svd(x, full_matrices=False)
+    u, s, vt = jnp.linalg.svd(x, full_matrices=False)
+    return u, s, vt

@@ -29,7 +29,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import diffrax
 import flax.struct
@@ -183,10 +183,10 @@ def _solve(
     solver: diffrax.AbstractSolver,
 ) -> Array:
     # Time is counted in steps of the integrator, so that no sum of dt is rounded.
-    def drift(_: Array, flat: Array, __: None) -> Array:
+    def drift(_: Any, flat: Array, __: Any) -> Array:
         return propagator.drift(flat.reshape(start.shape)).ravel()
 
-    def diffusion(_: Array, flat: Array, __: None) -> lineax.DiagonalLinearOperator:
+    def diffusion(_: Any, flat: Array, __: Any) -> lineax.DiagonalLinearOperator:
         return lineax.DiagonalLinearOperator(jnp.full_like(flat, propagator.noise_scale))
 
     total = steps * propagator.stride

@@ -234,7 +234,7 @@ def finish_neural(
         residual=settings.residual,
     )
     before, after = check_pairs(*held_out)
-    return still.replace(noise=noise_factor(after - still.mean(before), kind=noise, sigma=sigma))
+    return dataclasses.replace(still, noise=noise_factor(after - still.mean(before), kind=noise, sigma=sigma))
 
 
 def fit_neural(
@@ -288,7 +288,9 @@ def one_step_error(apply_fn: Apply, params: PyTree, pairs: Pairs, *, residual: b
 
 
 @functools.partial(jax.jit, static_argnames=("apply_fn", "residual"))
-def _squared_error(params: PyTree, pairs: Pairs, *, apply_fn: Apply, residual: bool) -> Float[Array, " n"]:
+def _squared_error(
+    params: PyTree, pairs: tuple[Array, Array], *, apply_fn: Apply, residual: bool
+) -> Float[Array, " n"]:
     x, y = pairs
     out = apply_fn(params, x, None)
     return jnp.mean((y - (x + out if residual else out)) ** 2, axis=-1)

@@ -16,6 +16,8 @@ import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -160,7 +162,7 @@ def _simulated(frames: int, seed: int, spacing: float, advance: Callable[[int], 
     return trajectory_of(topology.subset(heavy), coordinates[:, heavy])
 
 
-def _topology(mdtraj: object) -> object:
+def _topology(mdtraj: ModuleType) -> Any:
     import tempfile
 
     # mdtraj reads files only.

@@ -23,6 +23,7 @@ Example::
     autoencoder = freeze_decoder(autoencoder, state)
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -211,7 +212,7 @@ def continue_decoder(
 
 def freeze_decoder(autoencoder: Autoencoder, state: TrainingState) -> Autoencoder:
     """The autoencoder with its decoder."""
-    return autoencoder.replace(decoder=state.params, decoder_statistics=state.statistics)
+    return dataclasses.replace(autoencoder, decoder=state.params, decoder_statistics=state.statistics)
 
 
 def fit_autoencoder(

@@ -290,7 +290,7 @@ def _search(setting: Setting, run: Run, key: Any, cost: float) -> dict[str, np.n
         state = _train_network(setting, run, key, skip, half, skip=skip)
 
         def body(skip: int = skip, state: NeuralState = state) -> dict[str, np.ndarray]:
-            out = {}
+            out: dict[str, np.ndarray] = {}
             for name, propagator in (
                 ("koopman", _koopman(setting, skip)),
                 ("neural", _network(setting, state, skip)),
@@ -302,7 +302,10 @@ def _search(setting: Setting, run: Run, key: Any, cost: float) -> dict[str, np.n
                 out |= {name: judged["t1"], f"jsd_{name}": judged["jsd"]}
             return out
 
-        found = run.stage(f"kinetics-{skip}", body, cost=share - half, log=lambda i, o, s=skip: {"skip": s, **o})
+        def log(_: int, found: dict[str, np.ndarray], skip: int = skip) -> dict[str, Any]:
+            return {"skip": skip, **{name: found[name] for name in results}}
+
+        found = run.stage(f"kinetics-{skip}", body, cost=share - half, log=log)
         for name, values in results.items():
             values.append(found[name])
     return {name: np.array(values) for name, values in results.items()}

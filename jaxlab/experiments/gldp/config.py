@@ -122,8 +122,8 @@ CLAIMS = (
             "the gap is weak, 0.88 +- 0.07 at cpu where the paper has 0.44, and within the spread of trainings at "
             "quick: noise is the same in all states and blurs both basins of psi, which exchange once in 180 steps, so "
             "that their populations hang on a drift far below the noise of a step; tried: 128 to 512 wide, dropout 0.1 "
-            "and 0.3, constant and decaying rates, steps of 1 to 50 frames, standardised and whitened latents, Koopman of rank "
-            "10 and of full rank; neither was chosen on validation frames"
+            "and 0.3, constant and decaying rates, steps of 1 to 50 frames, standardised and whitened latents, Koopman "
+            "of rank 10 and of full rank; neither was chosen on validation frames"
         ),
     ),
     Claim(

@@ -1,7 +1,7 @@
 """What an ensemble of frames is compared with, and by which numbers."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,7 +103,7 @@ def judge_frames(reference: Reference, frames: np.ndarray, target: np.ndarray | 
     full = (-np.pi, np.pi)
     backbone = trajectory.backbone
     fluctuation = np.asarray(molecules.root_mean_square_fluctuation(frames))
-    counts, _, _ = np.histogram2d(*found.T, bins=(_EDGES, _EDGES))
+    counts, _, _ = np.histogram2d(found[:, 0], found[:, 1], bins=[_EDGES, _EDGES])
     return {
         "jsd": np.asarray(latent.histogram_divergence_2d(found, target, bins=BINS)),
         "jsd_phi": np.asarray(latent.histogram_divergence(found[:, 0], target[:, 0], range=full)),
@@ -163,7 +163,7 @@ def judge_rollout(
     }
 
 
-def kinetics(features: Sequence[np.ndarray], *, lag: int, lags: int) -> Mapping[str, np.ndarray | float]:
+def kinetics(features: Sequence[np.ndarray], *, lag: int, lags: int) -> dict[str, Any]:
     """Slowest time, decorrelation time of its component and its autocorrelation, in steps of the features."""
     long = [one for one in features if len(one) > 2 * max(lag, lags)]
     nothing = {"t1": np.nan, "decorrelation": np.nan, "correlation": np.full(2, np.nan)}
