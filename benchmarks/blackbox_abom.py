@@ -71,7 +71,7 @@ def largest_difference(dimension: int) -> float:
     # A step has the sign of its gradient. Where the attention is one-hot that of its weights is zero up to rounding, so
     # its sign is not the algorithm's; the perceptrons have one in all but a few entries.
     apart += [
-        np.median(np.abs(ours[name] - theirs.detach().numpy()))
+        np.quantile(np.abs(ours[name] - theirs.detach().numpy()), 0.5, method="lower")
         for name, theirs in loop.parameters.items()
         if name.startswith(("crossover", "mutation"))
     ]

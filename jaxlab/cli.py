@@ -252,9 +252,9 @@ _VERBS: Mapping[str, _Verb] = {
     "run": _Verb(_run, "measure a paper's claims; options: jaxlab run NAME --help"),
     "bid": _Verb(_bid, "replay a log of auctions; options: jaxlab bid --help"),
     "dynamics": _Verb(_dynamics, "compare dynamical systems; options: jaxlab dynamics --help"),
-    "fairness": _Verb(_fairness, "group fairness of predictions; options: jaxlab fairness --help"),
+    "fairness": _Verb(_fairness, "fairness of predictions; options: jaxlab fairness --help"),
     "flow": _Verb(_flow, "edit an image; options: jaxlab flow --help"),
     "lm": _Verb(_lm, "generate and measure text; options: jaxlab lm --help"),
     "molecule": _Verb(_molecule, "simulate a molecule; options: jaxlab molecule --help"),
-    "prune": _Verb(_prune, "remove blocks of a language model; options: jaxlab prune --help"),
+    "prune": _Verb(_prune, "remove blocks of a model; options: jaxlab prune --help"),
 }

@@ -27,8 +27,23 @@ if _data.is_dir():
     os.environ.setdefault("JAXLAB_DATA", str(_data))
 
 import hypothesis
+import jax
+import pytest
 from jaxtyping import install_import_hook
 
 install_import_hook("jaxlab", "beartype.beartype")
 hypothesis.settings.register_profile("jaxlab", deadline=None)
 hypothesis.settings.load_profile("jaxlab")
+
+
+# Of 65,530 regions of memory that Linux lets a process map; every compiled program holds some, and XLA crashes when there
+# are no more.
+_MOST_REGIONS = int(os.environ.get("JAXLAB_TEST_REGIONS", "20000"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_programs():
+    """Let go of the compiled programs of earlier modules when there are many; they are on disk."""
+    regions = Path("/proc/self/maps")
+    if regions.exists() and regions.read_bytes().count(b"\n") > _MOST_REGIONS:
+        jax.clear_caches()

@@ -290,10 +290,10 @@ def test_where_each_method_settles(name: str) -> None:
     make, limit = SETTLES[name]
     targets = jnp.array([[0.0], [0.0], [9.0]])
     x = np.asarray(jax.jit(functools.partial(settled, make(make_mixer(topology.complete(3)))))(targets))
-    # Normalised methods end within a step of 0.003 of their limit, the others at it.
-    np.testing.assert_allclose(x, limit, rtol=0, atol=0.0031)
+    # Normalised methods end within two steps of 0.003 of their limit, about which they turn; the others at it.
+    np.testing.assert_allclose(x, limit, rtol=0, atol=0.0061)
     gradient = abs(float(x.mean()) - 3.0)
-    assert gradient == pytest.approx(abs(limit - 3.0), abs=0.0031)
+    assert gradient == pytest.approx(abs(limit - 3.0), abs=0.0061)
 
 
 def test_the_bias_of_naive_normalisation_is_arbitrarily_large() -> None:
