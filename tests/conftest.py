@@ -36,9 +36,8 @@ hypothesis.settings.register_profile("jaxlab", deadline=None)
 hypothesis.settings.load_profile("jaxlab")
 
 
-# Of 65,530 regions of memory that Linux lets a process map; every compiled program holds some, and XLA crashes when there
-# are no more.
-_MOST_REGIONS = int(os.environ.get("JAXLAB_TEST_REGIONS", "20000"))
+# Linux lets a process map 65,530 regions of memory. Every compiled program holds some, and XLA crashes where none is left.
+_MOST_REGIONS = 20_000
 
 
 @pytest.fixture(scope="module", autouse=True)
