@@ -36,7 +36,7 @@ hypothesis.settings.register_profile("jaxlab", deadline=None)
 hypothesis.settings.load_profile("jaxlab")
 
 
-# Linux lets a process map 65,530 regions of memory. Every compiled program holds some, and XLA crashes where none is left.
+# Linux lets a process map 65,530 regions of memory. Every compiled program holds some; XLA crashes where none is left.
 _MOST_REGIONS = 20_000
 
 
