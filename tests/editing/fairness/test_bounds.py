@@ -69,8 +69,8 @@ def test_bounds_hold_for_random_networks(seed):
         return found._replace(certified=jnp.array(found.certified)), wide
 
     found, wide = at(jnp.linspace(0.0, 1.0, 10))
-    # The steepest point may lie between two of the 33.
-    assert (found.parity <= found.parity_bound + 1e-3 * found.distance).all()
+    # The steepest point may lie between two of the 33; at distance 0 both are one number by two programs.
+    assert (found.parity <= found.parity_bound + 1e-3 * found.distance + 1e-6).all()
     assert (found.odds <= found.odds_bound + 1e-6).all()
     assert (wide >= found.lipschitz - 1e-5).all()
     assert not found.certified.any()
