@@ -92,7 +92,8 @@ class ABOM(flax.struct.PyTreeNode):
 
         The box is mapped to ``[-100, 100]^d``, and the learning rate, three times as high at first, falls to zero over
         the budget. Tried and not better: dropout of 0.5 to 0.99, ranges of 30 and 300, learning rates up to 3e-2, more
-        weight decay, populations of 10 and 40, the elite as target, a restart after 25 or 100 generations without progress.
+        weight decay, populations of 10 and 40, the elite as target, restarts after 25 or
+        100 generations without progress.
         """
         size = changes.get("population_size", 20)
         settings: dict[str, Any] = {
