@@ -265,6 +265,7 @@ def test_without_normalisation_and_momentum_it_is_gt_dsgd() -> None:
 # --------------------------------------------------------------------------- bias of naive normalisation (closed form)
 
 # f_i(x) = (x - a_i)^2 / 2 with a = (0, 0, 9): the average is 3, the median 0. Values where each method settles.
+OPTIMISED = {"xla_backend_optimization_level": 3}
 SETTLES = {
     "nsgd": (lambda mixer: optim.nsgd(0.003, mixer), 0.0),
     "nsgdm": (lambda mixer: optim.nsgdm(0.003, mixer), 0.0),
@@ -289,11 +290,13 @@ def settled(optimizer, targets, steps: int = 10_000):
 def test_where_each_method_settles(name: str) -> None:
     make, limit = SETTLES[name]
     targets = jnp.array([[0.0], [0.0], [9.0]])
-    x = np.asarray(jax.jit(functools.partial(settled, make(make_mixer(topology.complete(3)))))(targets))
-    # Normalised methods end within two steps of 0.003 of their limit, about which they turn; the others at it.
-    np.testing.assert_allclose(x, limit, rtol=0, atol=0.0061)
+    run = functools.partial(settled, make(make_mixer(topology.complete(3))))
+    # Where on its turns about the limit a method ends depends on rounding: optimised, as users compile it.
+    x = np.asarray(jax.jit(run, compiler_options=OPTIMISED)(targets))
+    # Normalised methods end within a step of 0.003 of their limit, the others at it.
+    np.testing.assert_allclose(x, limit, rtol=0, atol=0.0031)
     gradient = abs(float(x.mean()) - 3.0)
-    assert gradient == pytest.approx(abs(limit - 3.0), abs=0.0061)
+    assert gradient == pytest.approx(abs(limit - 3.0), abs=0.0031)
 
 
 def test_the_bias_of_naive_normalisation_is_arbitrarily_large() -> None:
