@@ -202,9 +202,11 @@ def _attend(
     scores = jnp.einsum("bkrd,bksd->bkrs", rows, layer.keys, preferred_element_type=jnp.float32)
     scores = jnp.reshape(scores / size**0.5, (batch, kv_heads, sharing, tokens, slots))
     # The lowest finite number: a query that sees nothing (padding) then gets a mean, where -inf would give NaN.
-    scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
+    lowest = jnp.finfo(jnp.float32).min
+    scores = jnp.where(mask[:, None, None], scores, lowest)
     # Softmax whose division waits until the values are summed, since they have fewer columns than there are keys.
-    shares = jnp.exp(scores - lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
+    highest = lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True, initial=lowest))
+    shares = jnp.exp(scores - highest)
     total = jnp.reshape(jnp.sum(shares, axis=-1), (batch, kv_heads, sharing * tokens, 1))
     rows = jnp.reshape(shares, (batch, kv_heads, sharing * tokens, slots)).astype(layer.values.dtype)
     mixed = jnp.einsum("bkrs,bksd->bkrd", rows, layer.values, preferred_element_type=jnp.float32) / total
