@@ -105,8 +105,8 @@ def estimate_contributions(
         found = pairwise_ridge.fit(array, values, key=key_fit, full=float(target == "score"), folds=folds)
     if not found.quality.r2 >= LEAST_R2:
         warnings.warn(
-            f"R² on held-out masks is {found.quality.r2:.2f}, below {LEAST_R2}: with {len(array)} evaluated masks the "
-            f"ranking of {array.shape[1]} blocks is unreliable; evaluate more",
+            f"R² of {kind} on held-out masks is {found.quality.r2:.2f}, below {LEAST_R2}: with {len(array)} evaluated "
+            f"masks the ranking of {array.shape[1]} blocks is unreliable; evaluate more",
             UnreliableWarning,
             stacklevel=2,
         )

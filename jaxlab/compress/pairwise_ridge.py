@@ -97,7 +97,7 @@ def fit(
         candidates = ((l2_single, l2_pair),)
     if bad := [penalty for pair in candidates for penalty in pair if not penalty > 0]:
         raise ValueError(f"penalties must be positive; got {bad[0]}")
-    sets = held_out_sets(key, *array.shape, holdout=holdout, folds=folds)
+    sets = held_out_sets(key, array, holdout=holdout, folds=folds)
     found = []
     for single, pair in candidates:
         params = _solve(array, numbers, ~sets, jnp.float32(single), jnp.float32(pair), jnp.float32(full))

@@ -179,15 +179,15 @@ def fit(
       epochs: passes over the masks; None means those of the recipe.
       batch_size: masks of an update.
       holdout: masks left out of training, drawn at random; None means the paper's L, at most a fifth.
-      folds: hold out each mask once, in so many parts, and train on all in the end; in place of ``holdout``. All
-        trainings run side by side.
+      folds: hold out each mask once (but see `held_out_sets`), in so many parts, and train on all in the end; in place
+        of ``holdout``. All trainings run side by side.
 
     Raises:
       ValueError: if masks and values do not fit, a value is not finite, or a number is out of range.
     """
     array, numbers = check_pairs(masks, values)
     key_sets, key_train = jax.random.split(key)
-    held_out = held_out_sets(key_sets, *array.shape, holdout=holdout, folds=folds)
+    held_out = held_out_sets(key_sets, array, holdout=holdout, folds=folds)
     optimizer, passes = _recipe(recipe, epochs, len(array), batch_size)
     params = _train(surrogate, optimizer, passes, batch_size, key_train, array, numbers, jnp.asarray(~held_out))
     predicted = np.asarray(jax.vmap(surrogate.apply, (0, None))(params, jnp.asarray(array)))
@@ -197,28 +197,37 @@ def fit(
 
 
 def held_out_sets(
-    key: Key[Array, ""], number: int, num_players: int, *, holdout: int | None = None, folds: int | None = None
+    key: Key[Array, ""], masks: Bool[np.ndarray, "n l"], *, holdout: int | None = None, folds: int | None = None
 ) -> Bool[np.ndarray, "sets n"]:
     """Which masks each training leaves out; the last training gives the parameters.
+
+    A mask that alone removes some part, or alone keeps it, is the only source on that part: what it is worth cannot be
+    told from the others. It is left in, as long as there are enough others to hold out.
 
     Raises:
       ValueError: if there are fewer than two masks, or ``holdout`` or ``folds`` is out of range.
     """
+    number, num_players = masks.shape
     if number < 2:
         raise ValueError(f"a fit needs at least two masks, one of them to be held out; got {number}")
     order = np.asarray(jax.random.permutation(key, number))
+    kept = masks.sum(0)
+    alone = (masks & (kept == 1)).any(1) | (~masks & (kept == number - 1)).any(1)
+    sourced = order[~alone[order]]
     if folds is not None:
         if holdout is not None:
             raise ValueError(f"either folds or holdout may be given; got {folds} and {holdout}")
         if not 2 <= folds <= number:
             raise ValueError(f"folds must be between 2 and the {number} masks; got {folds}")
-        sets = np.arange(number) % folds == np.arange(folds)[:, None]
-        return np.concatenate([sets[:, np.argsort(order)], np.zeros((1, number), bool)])
+        chosen = sourced if len(sourced) >= folds else order
+        sets = np.zeros((folds + 1, number), bool)
+        sets[np.arange(len(chosen)) % folds, chosen] = True
+        return sets
     out = max(1, min(num_players, number // 5)) if holdout is None else holdout
     if not 1 <= out < number:
         raise ValueError(f"holdout must be between 1 and {number - 1} of the {number} masks; got {out}")
     sets = np.zeros((1, number), bool)
-    sets[0, order[:out]] = True
+    sets[0, (sourced if len(sourced) >= out else order)[:out]] = True
     return sets
 
 

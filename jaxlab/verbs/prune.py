@@ -374,7 +374,8 @@ def _plot(path: Path, chosen: Choice, depth: int) -> None:
     if chosen.scores is not None and positive.size and positive.max() > 20 * np.median(positive):
         axis.set_yscale("symlog", linthresh=float(np.median(positive)))
     for panel, (kind, found) in zip(panels[1:], chosen.estimates.items(), strict=True):
-        panel.scatter(found.truth, found.fit.predicted, c=found.sizes, s=10, cmap="viridis")
+        out = found.fit.held_out
+        panel.scatter(found.truth[out], found.fit.predicted[out], c=found.sizes[out], s=10, cmap="viridis")
         panel.axline((float(np.mean(found.truth)),) * 2, slope=1, color="k", lw=0.8)
         quality = found.fit.quality
         panel.set(xlabel=f"{found.target}, true", ylabel="predicted, held out")
@@ -410,7 +411,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--text", required=True, help="a text file to calibrate on, or a corpus such as python-topics")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument(
-        "--method", choices=METHODS, default="game", help=f"{', '.join(METHODS)} (default game; the paper: mlp)"
+        "--method",
+        choices=METHODS,
+        default="game",
+        metavar="METHOD",
+        help=f"{', '.join(METHODS)} (default game; the paper: mlp)",
     )
     parser.add_argument("--budget", type=int, help="masks to evaluate (default 10 a block; the paper: 8000)")
     parser.add_argument("--protect", type=blocks, default=[], metavar="0,1", help="blocks that stay")

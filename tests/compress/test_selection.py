@@ -190,7 +190,9 @@ def test_contributions_from_evaluations(game, kind):
 def test_what_cannot_be_relied_on_is_said(game):
     rng = np.random.default_rng(0)
     masks = np.asarray(stratified_masks(jax.random.key(0), 8, (6, 5), 20))
-    with pytest.warns(UnreliableWarning, match="R² on held-out masks is .*, below 0.5: with 20 evaluated masks"):
+    with pytest.warns(
+        UnreliableWarning, match="R² of pairwise on held-out masks is .*, below 0.5: with 20 evaluated masks"
+    ):
         estimate_contributions(jax.random.key(0), masks, rng.uniform(size=20), (6, 5), kind="pairwise", queries=10)
     with pytest.warns(UnreliableWarning, match="3 blocks are left, but contributions were estimated on 5 to 6"):
         check_depth(8, (6, 5), 5)

@@ -70,7 +70,7 @@ def test_ridge_is_the_penalised_least_squares_solution(masks):
     removed = 1.0 - masks
     first, second = np.triu_indices(PLAYERS, 1)
     features = np.concatenate([removed, removed[:, first] * removed[:, second]], 1)
-    sets = held_out_sets(KEY, len(masks), PLAYERS, holdout=20)
+    sets = held_out_sets(KEY, masks, holdout=20)
     train = ~sets[0]
     penalty = np.diag([0.5] * PLAYERS + [2.0] * len(first))
     expected = np.linalg.solve(
@@ -83,16 +83,35 @@ def test_ridge_is_the_penalised_least_squares_solution(masks):
 
 
 def test_held_out_masks_are_held_out(masks):
-    sets = held_out_sets(KEY, 20, 4, folds=3)
+    sets = held_out_sets(KEY, masks[:20], folds=3)
     np.testing.assert_array_equal(sets.sum(0), np.ones(20))
     assert not sets[-1].any()
-    assert held_out_sets(KEY, 20, 10).sum() == 4  # a fifth, less than the paper's L
-    assert held_out_sets(KEY, 200, 10).sum() == 10
+    assert held_out_sets(KEY, masks[:20]).sum() == 4  # a fifth, less than the paper's L
+    assert held_out_sets(KEY, masks[:200]).sum() == PLAYERS
     # Noise cannot be predicted where it was not seen, however well it is fitted.
     noise = np.random.default_rng(0).normal(size=60)
     found = pairwise_ridge.fit(masks[:60], noise, key=KEY, l2_single=1e-3, l2_pair=1e-3, folds=5)
     assert found.quality.r2 < 0.1
     assert found.held_out.all()
+
+
+def test_the_only_mask_without_a_part_is_not_held_out(masks):
+    """What the part is worth stands in no other mask: its prediction would be a guess, and so would the quality."""
+    drawn = masks[:60].copy()
+    drawn[:, 0] = True
+    without = np.ones((1, PLAYERS), bool)
+    without[0, 0] = False
+    both = np.concatenate([drawn, without])
+    removed = 1.0 - both
+    values = -(removed @ np.linspace(9.0, 0.1, PLAYERS))
+    for options in ({"folds": 5}, {"holdout": 30}):
+        assert not held_out_sets(KEY, both, **options)[:, -1].any()
+    found = pairwise_ridge.fit(both, values, key=KEY, l2_single=0.01, l2_pair=0.01, folds=5)
+    np.testing.assert_array_equal(found.held_out, np.arange(61) < 60)
+    assert found.quality.r2 > 0.99
+    np.testing.assert_allclose(found.params.single[0], 9.0 / 1.01, rtol=1e-4)  # one row against the penalty
+    # Where there is nothing else, there is no choice.
+    np.testing.assert_array_equal(held_out_sets(KEY, ~np.eye(6, dtype=bool), folds=3).sum(0), np.ones(6))
 
 
 def test_quality_is_that_of_scipy():

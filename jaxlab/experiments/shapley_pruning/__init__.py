@@ -303,6 +303,7 @@ def _estimate(
             protect=protect,
         )
         mean = np.asarray(estimate.contribution.mean)
+        out = estimate.fit.held_out
         candidates = []
         for depth in config.depths:
             start = compress.rank(mean, depth, protect=protect)
@@ -320,9 +321,9 @@ def _estimate(
             "mean": mean,
             "error": np.hypot(np.asarray(estimate.contribution.stderr), np.nan_to_num(np.asarray(estimate.fit_error))),
             "quality": np.array(estimate.fit.quality),
-            "truth": np.asarray(estimate.truth),
-            "predicted": estimate.fit.predicted,
-            "sizes": estimate.sizes,
+            "truth": np.asarray(estimate.truth)[out],
+            "predicted": estimate.fit.predicted[out],
+            "sizes": estimate.sizes[out],
             "candidates": np.stack(candidates),
         }
     return found
