@@ -67,7 +67,7 @@ def mitigate(
             tried = []
             for allowed in (0.01, 0.03, 0.1):
                 reduction = ExponentiatedGradient(
-                    LogisticRegression(max_iter=300), kind(difference_bound=allowed), max_iter=20
+                    LogisticRegression(solver="newton-cholesky"), kind(difference_bound=allowed), max_iter=20
                 )
                 reduction.fit(
                     people.train.inputs[:_ROWS], people.train.labels[:_ROWS], sensitive_features=ids[0][:_ROWS]
