@@ -100,7 +100,7 @@ def _compare(model: DiT, batch: int, peer: ModuleType | None, repeats: int) -> l
         options = {"source": source, "target": target, "inversion": source, "strength": _STRENGTH}
         return flow.uni_edit(velocity, images, grid, delay_rate=_DELAY_RATE, **options).z
 
-    arguments = (flow.from_nnx(model), *map(jnp.asarray, (images, source, target)))
+    arguments = (flow.from_nnx(model, stages=("prepare", "apply")), *map(jnp.asarray, (images, source, target)))
 
     def work() -> Any:
         return edit(*arguments)

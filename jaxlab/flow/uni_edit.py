@@ -37,9 +37,10 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxlab.flow.arguments import check_conditions, check_structure, check_weight, per_sample, prepare
 from jaxlab.flow.solvers import move, times_of
+from jaxlab.flow.stages import ahead, with_known
 from jaxlab.flow.time_grids import check_grid
 from jaxlab.flow.uni_inv import uni_invert
-from jaxlab.flow.velocity import Velocity, paired
+from jaxlab.flow.velocity import Velocity, joined, paired
 
 __all__ = ["Edit", "delayed_steps", "edit_latents", "uni_edit", "velocity_mask"]
 
@@ -161,10 +162,11 @@ def edit_latents(
         return jax.tree.map(lambda leaf, like: jnp.asarray(leaf, like.dtype), mask, difference)
 
     times = times_of(z, grid, count)[::-1]
+    known = ahead(velocity, joined(z, z), times[:-1], joined(source, target)) if batched else None
 
-    def step(z: Any, pair: Any) -> Any:
-        t_from, t_to = pair
-        of_source, of_target = paired(velocity, z, t_from, source, target, batched=batched)
+    def step(z: Any, inputs: Any) -> Any:
+        t_from, t_to, known = inputs
+        of_source, of_target = paired(with_known(velocity, known), z, t_from, source, target, batched=batched)
         difference = jax.tree.map(jnp.subtract, of_target, of_source)
         mask = region(difference)
 
@@ -175,7 +177,7 @@ def edit_latents(
         z = move(z, t_to - t_from, jax.tree.map(slope, of_source, of_target, difference, mask))
         return z, mask if return_masks else None
 
-    return jax.lax.scan(step, z, (times[:-1], times[1:]))
+    return jax.lax.scan(step, z, (times[:-1], times[1:], known))
 
 
 def velocity_mask(
