@@ -72,7 +72,7 @@ def from_nnx(
     Raises:
       TypeError: no module, or one without these methods.
       ValueError: a part of it is in the mode of training (dropout, batch statistics), in which one latent would have
-        several velocities.
+        several velocities; ``stages`` that are not two.
     """
     if not isinstance(model, nnx.Module):
         raise TypeError(
@@ -85,6 +85,8 @@ def from_nnx(
     graph, state = nnx.split(model)
     if stages is None:
         return batch_time(Partial(_call_nnx, graph, Static(condition_map), _fresh(state)))
+    if isinstance(stages, str) or len(stages) != 2:
+        raise ValueError(f"stages must be the names of two methods, got {stages!r}")
     for name in stages:
         if not callable(getattr(model, name, None)):
             raise TypeError(f"stages must name two methods of {type(model).__name__}, which has no {name!r}")

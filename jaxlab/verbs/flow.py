@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     image = read_image(options.image, model.config.image_shape)
     edit = jax.jit(flow.uni_edit, static_argnames=("strength", "delay_rate", "return_masks"))
     found = edit(
-        flow.from_nnx(model),
+        flow.from_nnx(model, stages=("prepare", "apply")),
         jnp.asarray(image)[None],
         flow.time_grids.uniform(options.steps),
         source=jnp.asarray(source)[None],

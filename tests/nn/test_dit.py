@@ -72,7 +72,9 @@ def test_against_a_loop_over_tokens_in_numpy(model) -> None:
         added = by_name["places"][slot] * by_name[f"labels.{slot}.weight"][label]
         tokens = [token + extra for token, extra in zip(tokens, added, strict=True)]
     for layer in range(2):
-        shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = np.split(linear(f"blocks.{layer}.modulation", condition), 6)
+        shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = np.split(
+            linear(f"blocks.{layer}.modulation", condition), 6
+        )
         mixed = [linear(f"blocks.{layer}.query_key_value", norm(h) * (1 + scale_1) + shift_1) for h in tokens]
         query, key, value = (np.array([np.split(m, 3)[i].reshape(2, 4) for m in mixed]) for i in range(3))
         out = []
