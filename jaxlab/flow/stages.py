@@ -57,7 +57,13 @@ def staged(
       prepare: ``prepare(params, t, condition)``, of times ``[B]``; any tree. It is mapped over times by ``jax.vmap``.
       apply: ``apply(params, z, known)``, the velocity at latents z.
       params: the weights of both, a tree, which stay data under ``jax.jit``.
+
+    Raises:
+      TypeError: a stage is no function.
     """
+    for name, stage in (("prepare", prepare), ("apply", apply)):
+        if not callable(stage):
+            raise TypeError(f"{name} must be a function, got {type(stage).__name__}")
     return Partial(_staged, Static(prepare), Static(apply), params)
 
 

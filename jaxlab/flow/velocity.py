@@ -261,6 +261,8 @@ def _guided(velocity: Velocity, null: Any, weight: Any, z: Any, t: Any, conditio
     batch = leading_size(z)
     null = jax.tree.map_with_path(lambda path, leaf: _repeat(leaf, batch, f"null{jax.tree_util.keystr(path)}"), null)
     check_conditions(z, batched=True, null=null, condition=condition)
+    if isinstance(weight, str) or np.iscomplexobj(weight):
+        raise ValueError(f"guidance weight must be a real number, got {weight!r}")
     weight = jnp.asarray(weight)
     if weight.ndim > 1:
         raise ValueError(f"guidance weight must be a number or one a sample, got shape {weight.shape}")

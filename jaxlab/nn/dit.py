@@ -189,7 +189,7 @@ class DiT(nnx.Module):
         patches = z.reshape(batch, rows, side, columns, side, channels).transpose(0, 1, 3, 2, 4, 5)
         hidden = self.patch(patches.reshape(batch, rows * columns, side * side * channels)) + added
         # No scan: it would copy the weights of every block out of a stack at every call, a third of the time of an
-        # edit of one image on CPU. Compilation takes 0.4 s a block in turn.
+        # edit of one image on CPU. Three blocks compile as fast as a scan does, and train faster by an eighth.
         for block, modulation in zip(self.blocks, of_blocks, strict=True):
             hidden = block(hidden, modulation)
         shift, scale = jnp.split(of_head[:, None], 2, axis=-1)

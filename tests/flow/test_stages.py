@@ -39,11 +39,15 @@ def runs(velocity):
     }
 
 
+@pytest.fixture(scope="module")
+def expected(model):
+    return jax.jit(runs)(from_nnx(model))
+
+
 @pytest.mark.parametrize("most", [0, 2**20])
-def test_stages_change_nothing(model, monkeypatch, most) -> None:
+def test_stages_change_nothing(model, expected, monkeypatch, most) -> None:
     """A network of two stages against the same of one, prepared ahead or step by step."""
     monkeypatch.setattr(stages, "_MOST_BYTES", most)
-    expected = jax.jit(runs)(from_nnx(model))
     # A new function, for what jit keeps does not know of the limit.
     found = jax.jit(lambda velocity: runs(velocity))(from_nnx(model, stages=("prepare", "apply")))
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5), found, expected)
