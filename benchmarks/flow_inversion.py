@@ -3,11 +3,11 @@
     python benchmarks/flow_inversion.py [--batches 1 16 64] [--hidden 128] [--layers 4] [--repeats 5] [--out FILE]
 
 The network is the class-conditional DiT of ``jaxlab run uniedit``, with random weights; an edit is 15 steps at a delay
-rate of 0.6, 28 calls of the network, whose modulation is prepared ahead of the steps where the batch is small
-(`jaxlab.flow.stages`). The peer (`torch_flow_inversion.py`; extra ``peers``) has the same weights, images
-and conditions, PyTorch's own attention, and as many threads as torch takes by default. The edits of both must agree; if
-they do not, the script ends with an error. Both compute in full float32 and are measured in turns; "times torch" is the
-median over turns.
+rate of 0.6, 28 calls of the network. The peer (`torch_flow_inversion.py`; extra ``peers``) has the same weights, images
+and conditions, PyTorch's own attention, and as many threads as torch takes by default; like published programs it makes
+each step's modulation at that step, which jaxlab does ahead where the batch is small (`jaxlab.flow.stages`). The edits
+of both must agree; if they do not, the script ends with an error. Both compute in full float32 and are measured in
+turns; "times torch" is the median over turns.
 """
 
 import argparse
