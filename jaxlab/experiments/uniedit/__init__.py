@@ -217,7 +217,7 @@ def _reconstruction(config: Config, run: Run, cost: float) -> None:
         return {
             "method": method,
             "calls": calls,
-            **{f"psnr_{s:g}": p.mean() for s, p in zip(config.bandwidths, psnr, strict=True)},
+            **{f"psnr_{s:g}": p for s, p in zip(config.bandwidths, np.asarray(psnr).mean(-1), strict=True)},
         }
 
     _, found = run.loop("reconstruction", at, (), len(grid), cost=cost, log=log)
