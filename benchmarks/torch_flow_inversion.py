@@ -24,7 +24,7 @@ class TorchDiT:
 
     Args:
       config: its sizes.
-      weights: its parameters by path, layers stacked.
+      weights: its parameters by path.
     """
 
     def __init__(self, config: DiTConfig, weights: Mapping[str, np.ndarray]) -> None:
@@ -36,8 +36,8 @@ class TorchDiT:
             for name, value in weights.items()
         }
         self._layers = [
-            {name.removeprefix("blocks/"): value[k].contiguous() for name, value in self._weights.items()
-             if name.startswith("blocks/")}
+            {name.removeprefix(f"blocks/{k}/"): value for name, value in self._weights.items()
+             if name.startswith(f"blocks/{k}/")}
             for k in range(config.num_layers)
         ]  # fmt: skip
         self._frequencies = torch.exp(-math.log(10_000.0) * torch.arange(64, device=DEVICE) / 64)

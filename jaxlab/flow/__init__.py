@@ -16,6 +16,7 @@ from jaxlab.flow.solvers import (
     sample,
     time_shifted_slope,
 )
+from jaxlab.flow.stages import staged
 from jaxlab.flow.uni_edit import Edit, delayed_steps, edit_latents, uni_edit, velocity_mask
 from jaxlab.flow.uni_inv import Inversion, uni_invert
 from jaxlab.flow.velocity import (
@@ -62,6 +63,7 @@ __all__ = [
     "sample",
     "sdedit",
     "ssim",
+    "staged",
     "structure_distance",
     "time_grids",
     "time_shifted_slope",

@@ -138,7 +138,8 @@ def check_weight(name: str, value: Any, z: PyTree, *, high: float = math.inf) ->
     known = np.asarray(value)
     if not jnp.issubdtype(known.dtype, jnp.number) or np.iscomplexobj(known):
         raise ValueError(f"{name} must be a number, got {value!r}")
-    if not np.all((known >= 0) & (known <= high) & np.isfinite(known)):
+    largest = min(high, float(jnp.finfo(jnp.result_type(float)).max))
+    if not np.all((known >= 0) & (known <= largest)):
         limits = "be finite and at least 0" if high == math.inf else f"be in [0, {high:g}]"
         raise ValueError(f"{name} must {limits}, got {value}")
     return jnp.asarray(value)

@@ -39,8 +39,8 @@ def mixture_velocity(centres: Float[Any, "k d"], deviation: Any) -> Partial:
     Raises:
       ValueError: centres that are no matrix, or a deviation that is not positive.
     """
-    if np.ndim(centres) != 2:
-        raise ValueError(f"centres must be [k, d], got shape {np.shape(centres)}")
+    if np.ndim(centres) != 2 or not np.shape(centres)[0]:
+        raise ValueError(f"centres must be [k, d] and at least one, got shape {np.shape(centres)}")
     if not isinstance(deviation, jax.core.Tracer) and not (np.ndim(deviation) == 0 and 0 < deviation < math.inf):
         raise ValueError(f"deviation must be a positive number, got {deviation}")
     return Partial(_mixture, jnp.asarray(centres), jnp.asarray(deviation))
@@ -53,6 +53,8 @@ def gaussian_velocity(mean: Float[Any, " d"], deviation: Any) -> Partial:
 
 def _mixture(centres: Array, deviation: Array, z: Array, t: Array, condition: Any) -> Array:
     centres, deviation = centres.astype(z.dtype), deviation.astype(z.dtype)
+    if z.shape[-1] != centres.shape[1]:
+        raise ValueError(f"latents must have as many numbers as the centres, {centres.shape[1]}, got {list(z.shape)}")
     data = 1 - t
     variance = data**2 * deviation**2 + t**2
     # |z - (1 - t) x|^2 without |z|^2, which is common to all centres.

@@ -25,7 +25,7 @@ from jaxlab.flow.arguments import check_conditions, check_count, prepare
 from jaxlab.flow.noising import add_noise, noise_like
 from jaxlab.flow.solvers import move, sample, times_of
 from jaxlab.flow.time_grids import check_grid
-from jaxlab.flow.velocity import Velocity, halves
+from jaxlab.flow.velocity import Velocity, halves, joined
 
 __all__ = ["flow_edit"]
 
@@ -85,8 +85,7 @@ def flow_edit(
         z_source = noisy(key, t)
         z_target = shifted(edit, z_source)
         if together:
-            both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), (z_source, source), (z_target, target))
-            of_source, of_target = halves(velocity(both[0], t, both[1]))
+            of_source, of_target = halves(velocity(joined(z_source, z_target), t, joined(source, target)))
         else:
             of_source = velocity(z_source, t, source)
             of_target = (target_velocity or velocity)(z_target, t, target)

@@ -35,7 +35,7 @@ def psnr(
     Args:
       x: images.
       y: images.
-      mask: weights in [0, 1] that broadcast to the images; errors are averaged over them.
+      mask: weights in [0, 1] that broadcast to the images; errors are averaged over them. An image without any is NaN.
       data_range: see the module.
 
     Raises:
@@ -59,6 +59,8 @@ def ssim(x: Float[Array, "b h w c"], y: Float[Array, "b h w c"], *, data_range: 
       ValueError: the images are smaller than the window or of two shapes, or a range that is not positive.
     """
     _check_images(x, y, data_range)
+    if x.ndim != 4:
+        raise ValueError(f"images must be [B, H, W, C], got {list(x.shape)}")
     height, width = x.shape[1:3]
     if min(height, width) < _WINDOW:
         raise ValueError(f"images must be at least {_WINDOW} pixels wide and high, got {height} x {width}")
@@ -85,6 +87,9 @@ def structure_distance(feature_fn: Callable[[Any], Array], x: Any, y: Any) -> Fl
         last block of a DINO ViT.
       x: images.
       y: images.
+
+    Raises:
+      ValueError: the tokens of both are of two shapes.
     """
 
     def similarities(images: Any) -> Array:
@@ -92,7 +97,10 @@ def structure_distance(feature_fn: Callable[[Any], Array], x: Any, y: Any) -> Fl
         tokens = tokens / jnp.maximum(jnp.linalg.norm(tokens, axis=-1, keepdims=True), 1e-8)
         return jnp.einsum("bnd,bmd->bnm", tokens, tokens, precision=jax.lax.Precision.HIGHEST)
 
-    return jnp.square(similarities(x) - similarities(y)).mean((1, 2))
+    of_x, of_y = similarities(x), similarities(y)
+    if of_x.shape != of_y.shape:
+        raise ValueError(f"tokens must be as many for both images, got similarities {of_x.shape} and {of_y.shape}")
+    return jnp.square(of_x - of_y).mean((1, 2))
 
 
 def _check_images(x: Any, y: Any, data_range: float) -> None:

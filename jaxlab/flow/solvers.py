@@ -40,6 +40,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from jaxlab.flow.arguments import check_count, prepare, time_of
+from jaxlab.flow.stages import ahead, with_known
 from jaxlab.flow.time_grids import check_grid, points
 from jaxlab.flow.velocity import Velocity
 
@@ -183,12 +184,14 @@ def _walk(
         (z, _), trajectory = jax.lax.scan(reuse, (z, velocity(z, times[0], condition)), pairs)
     else:
         slope_of = SLOPES[method]
+        known = ahead(velocity, z, times[:-1], condition) if method == "euler" else None
 
-        def step(z: Any, pair: Any) -> Any:
-            z = move(z, pair[1] - pair[0], slope_of(velocity, z, pair[0], pair[1], condition))
+        def step(z: Any, inputs: Any) -> Any:
+            t_from, t_to, known = inputs
+            z = move(z, t_to - t_from, slope_of(with_known(velocity, known), z, t_from, t_to, condition))
             return z, record(z)
 
-        z, trajectory = jax.lax.scan(step, z, pairs)
+        z, trajectory = jax.lax.scan(step, z, (*pairs, known))
     return (z, trajectory) if return_trajectory else z
 
 

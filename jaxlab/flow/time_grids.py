@@ -76,6 +76,8 @@ def check_grid(grid: Any, *, steps: int | None = None) -> int:
     """
     if np.ndim(grid) != 1 or np.shape(grid)[0] < 2:
         raise ValueError(f"time grid must increase strictly from 0 to 1 in one dimension, got shape {np.shape(grid)}")
+    if np.iscomplexobj(grid):
+        raise ValueError(f"time grid must be made of real numbers, got {jnp.result_type(grid)}")
     if not isinstance(grid, jax.core.Tracer):
         values = np.asarray(grid, np.float64)
         if values[0] != 0 or values[-1] != 1 or not np.all(np.diff(values) > 0):

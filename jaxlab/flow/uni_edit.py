@@ -33,13 +33,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from jaxlab.flow.arguments import check_conditions, check_structure, check_weight, per_sample, prepare
 from jaxlab.flow.solvers import move, times_of
+from jaxlab.flow.stages import ahead, with_known
 from jaxlab.flow.time_grids import check_grid
 from jaxlab.flow.uni_inv import uni_invert
-from jaxlab.flow.velocity import Velocity, paired
+from jaxlab.flow.velocity import Velocity, joined, paired
 
 __all__ = ["Edit", "delayed_steps", "edit_latents", "uni_edit", "velocity_mask"]
 
@@ -103,7 +105,8 @@ def uni_edit(
     Raises:
       ValueError: a bad grid, delay rate, strength, mask, mask mode or channel axis; conditions that differ in structure
         or lack the leading size; a model whose output is not like the latents.
-      TypeError: a delay rate that is traced or no number; samples that are not floating point.
+      TypeError: a delay rate that is traced or no number; samples that are not floating point; a mask that is
+        neither real nor boolean.
     """
     steps = delayed_steps(grid, delay_rate)
     check_conditions(z0, batched=batched, source=source, target=target)
@@ -161,10 +164,11 @@ def edit_latents(
         return jax.tree.map(lambda leaf, like: jnp.asarray(leaf, like.dtype), mask, difference)
 
     times = times_of(z, grid, count)[::-1]
+    known = ahead(velocity, joined(z, z), times[:-1], joined(source, target)) if batched else None
 
-    def step(z: Any, pair: Any) -> Any:
-        t_from, t_to = pair
-        of_source, of_target = paired(velocity, z, t_from, source, target, batched=batched)
+    def step(z: Any, inputs: Any) -> Any:
+        t_from, t_to, known = inputs
+        of_source, of_target = paired(with_known(velocity, known), z, t_from, source, target, batched=batched)
         difference = jax.tree.map(jnp.subtract, of_target, of_source)
         mask = region(difference)
 
@@ -175,7 +179,7 @@ def edit_latents(
         z = move(z, t_to - t_from, jax.tree.map(slope, of_source, of_target, difference, mask))
         return z, mask if return_masks else None
 
-    return jax.lax.scan(step, z, (times[:-1], times[1:]))
+    return jax.lax.scan(step, z, (times[:-1], times[1:], known))
 
 
 def velocity_mask(
@@ -209,6 +213,8 @@ def delayed_steps(grid: Any, delay_rate: Any) -> int:
     """
     total = check_grid(grid)
     try:
+        if isinstance(delay_rate, str | bool):
+            raise TypeError
         rate = float(delay_rate)
     except (TypeError, ValueError) as error:
         # JAX's error for a tracer is a TypeError.
@@ -235,6 +241,15 @@ def _check_regions(z: PyTree, mode: str, channel_axis: int | None, mask_fn: Call
 def _check_own_mask(mask: Any, difference: PyTree) -> None:
     check_structure("the mask", mask, difference)
     for (path, leaf), like in zip(jax.tree.leaves_with_path(mask), jax.tree.leaves(difference), strict=True):
+        try:
+            kind: Any = jnp.result_type(leaf)
+        except TypeError:
+            kind = None
+        if kind is None or not any(jnp.issubdtype(kind, real) for real in (jnp.floating, jnp.integer, jnp.bool_)):
+            found = repr(leaf) if kind is None else kind
+            raise TypeError(
+                f"the mask{jax.tree_util.keystr(path)} must be made of real numbers or booleans, got {found}"
+            )
         shape = jnp.shape(leaf)
         if len(shape) > like.ndim or any(
             ours not in (1, theirs) for ours, theirs in zip(shape[::-1], like.shape[::-1], strict=False)
@@ -248,11 +263,13 @@ def _check_own_mask(mask: Any, difference: PyTree) -> None:
 def _check_mask(leaf: Any, mode: str, channel_axis: int | None) -> None:
     if mode not in ("abs", "signed"):
         raise ValueError(f"mask_mode must be 'abs' or 'signed', got {mode!r}")
+    if 0 in leaf.shape[1:]:
+        raise ValueError(f"latents {list(leaf.shape)} have no positions to find a region in")
     if channel_axis is None:
         if leaf.ndim < 2:
             raise ValueError(f"latents {list(leaf.shape)} have no positions to find a region in; give a mask_fn")
     else:
-        if isinstance(channel_axis, bool) or not isinstance(channel_axis, int):
+        if isinstance(channel_axis, bool) or not isinstance(channel_axis, int | np.integer):
             raise TypeError(f"channel_axis must be a Python int or None, got {channel_axis!r}")
         if not -leaf.ndim <= channel_axis < leaf.ndim or channel_axis % leaf.ndim == 0:
             raise ValueError(

@@ -37,6 +37,7 @@ from jaxtyping import Float, PyTree
 
 from jaxlab.flow.arguments import check_count, prepare
 from jaxlab.flow.solvers import Slope, euler_slope, move, times_of
+from jaxlab.flow.stages import ahead, with_known
 from jaxlab.flow.time_grids import check_grid
 from jaxlab.flow.velocity import Velocity
 
@@ -92,19 +93,27 @@ def uni_invert(
     corrections = check_count("corrections", corrections, low=1)
     z = prepare(velocity, z0, condition)
     times = times_of(z, grid, count)
-    start = jax.tree.map(jnp.zeros_like, z) if zero_init else slope(velocity, z, times[0], times[1], condition)
+    # Of Euler's rule alone it is known where it looks.
+    visited = times[1:] if zero_init else times
+    known = ahead(velocity, z, visited, condition) if slope is euler_slope else None
+    if zero_init:
+        start = jax.tree.map(jnp.zeros_like, z)
+    else:
+        first, known = jax.tree.map(lambda leaf: leaf[0], known), jax.tree.map(lambda leaf: leaf[1:], known)
+        start = slope(with_known(velocity, first), z, times[0], times[1], condition)
 
-    def step(carry: Any, pair: Any) -> Any:
+    def step(carry: Any, inputs: Any) -> Any:
         z, found = carry
-        t_low, t_high = pair
+        t_low, t_high, known = inputs
+        at = with_known(velocity, known)
 
         def correct(found: Any, _: Any) -> Any:
-            return slope(velocity, move(z, t_high - t_low, found), t_high, t_low, condition), None
+            return slope(at, move(z, t_high - t_low, found), t_high, t_low, condition), None
 
         # A loop of length one would only stand in the way of the compiler.
         found = correct(found, None)[0] if corrections == 1 else jax.lax.scan(correct, found, length=corrections)[0]
         z = move(z, t_high - t_low, found)
         return (z, found), z if return_trajectory else None
 
-    (z, last), trajectory = jax.lax.scan(step, (z, start), (times[:-1], times[1:]))
+    (z, last), trajectory = jax.lax.scan(step, (z, start), (times[:-1], times[1:], known))
     return Inversion(z, last, trajectory)

@@ -22,6 +22,7 @@ Example, a flax model whose time runs the other way, in bfloat16::
     result = edit(velocity, images, time_grids.uniform(15), source=a, target=b, inversion=null)
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,7 @@ from jax.tree_util import Partial
 from jaxtyping import PyTree
 
 from jaxlab.flow.arguments import check_conditions, check_structure, leading_size, per_sample, time_of
+from jaxlab.flow.stages import Static, staged
 
 __all__ = [
     "Velocity",
@@ -50,7 +52,12 @@ __all__ = [
 Velocity = Callable[[Any, Any, Any], Any]
 
 
-def from_nnx(model: nnx.Module, *, condition_map: Callable[[Any], tuple] | None = None) -> Partial:
+def from_nnx(
+    model: nnx.Module,
+    *,
+    condition_map: Callable[[Any], tuple] | None = None,
+    stages: tuple[str, str] | None = None,
+) -> Partial:
     """The velocity of a flax nnx module called as ``model(z, t, condition)`` with ``t`` of shape ``[B]``.
 
     The velocity holds the weights as they are now: calls leave the module as it is, and training it further does not
@@ -59,11 +66,13 @@ def from_nnx(model: nnx.Module, *, condition_map: Callable[[Any], tuple] | None 
     Args:
       model: the module, its weights and all.
       condition_map: ``condition_map(condition)`` gives the arguments after ``t``; by default the condition alone.
+      stages: names of two methods that together are the call, ``model.first(t, condition) -> known`` and
+        ``model.second(z, known)``; see `jaxlab.flow.stages`. ``("prepare", "apply")`` for `jaxlab.nn.dit.DiT`.
 
     Raises:
-      TypeError: no module.
+      TypeError: no module, or one without these methods.
       ValueError: a part of it is in the mode of training (dropout, batch statistics), in which one latent would have
-        several velocities.
+        several velocities; ``stages`` that are not two.
     """
     if not isinstance(model, nnx.Module):
         raise TypeError(
@@ -74,7 +83,15 @@ def from_nnx(model: nnx.Module, *, condition_map: Callable[[Any], tuple] | None 
             where = ".".join(map(str, path)) or type(part).__name__
             raise ValueError(f"{where} is in the mode of training, with no one velocity; call model.eval() first")
     graph, state = nnx.split(model)
-    return batch_time(Partial(_call_nnx, graph, _Static(condition_map), _fresh(state)))
+    if stages is None:
+        return batch_time(Partial(_call_nnx, graph, Static(condition_map), _fresh(state)))
+    if isinstance(stages, str) or len(stages) != 2:
+        raise ValueError(f"stages must be the names of two methods, got {stages!r}")
+    for name in stages:
+        if not callable(getattr(model, name, None)):
+            raise TypeError(f"stages must name two methods of {type(model).__name__}, which has no {name!r}")
+    first, second = stages
+    return staged(_Prepare(first, condition_map), _Apply(second), (graph, _fresh(state)))
 
 
 def from_linen(module: Any, params: PyTree, *, condition_map: Callable[[Any], tuple] | None = None) -> Partial:
@@ -82,7 +99,7 @@ def from_linen(module: Any, params: PyTree, *, condition_map: Callable[[Any], tu
 
     ``module.apply`` may be any function of that signature. ``params`` is all that ``module.init`` gave, statistics too.
     """
-    return batch_time(Partial(_call_linen, _Static(module.apply), _Static(condition_map), params))
+    return batch_time(Partial(_call_linen, Static(module.apply), Static(condition_map), params))
 
 
 def batch_time(velocity: Velocity) -> Partial:
@@ -103,7 +120,7 @@ def in_dtype(velocity: Velocity, dtype: Any) -> Partial:
     """
     if not jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
         raise TypeError(f"dtype must be floating point, got {jnp.dtype(dtype)}")
-    return Partial(_in_dtype, _Static(jnp.dtype(dtype)), as_partial(velocity))
+    return Partial(_in_dtype, Static(jnp.dtype(dtype)), as_partial(velocity))
 
 
 def guided(velocity: Velocity, null: PyTree, weight: Any) -> Partial:
@@ -157,12 +174,12 @@ def paired(velocity: Velocity, z: PyTree, t: Any, first: PyTree, second: PyTree,
     check_conditions(z, batched=batched, first=first, second=second)
     if not batched:
         return velocity(z, t, first), velocity(z, t, second)
+    return halves(velocity(joined(z, z), t, joined(first, second)))
 
-    def join(a: Any, b: Any) -> Any:
-        return jnp.concatenate([a, b])
 
-    both = velocity(jax.tree.map(join, z, z), t, jax.tree.map(join, first, second))
-    return halves(both)
+def joined(first: PyTree, second: PyTree) -> PyTree:
+    """Two trees of leading size B as one of 2B."""
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), first, second)
 
 
 def halves(tree: PyTree) -> tuple:
@@ -177,18 +194,31 @@ def as_partial(velocity: Velocity) -> Partial:
     return velocity if isinstance(velocity, Partial) else Partial(velocity)
 
 
-@jax.tree_util.register_static
-class _Static:
-    """A value that is part of the program rather than of its data."""
+@dataclasses.dataclass(frozen=True)
+class _Prepare:
+    """The first stage of a module."""
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    method: str
+    condition_map: Callable[[Any], tuple] | None
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Static) and self.value == other.value
+    def __call__(self, params: Any, t: Any, condition: Any) -> Any:
+        arguments = (condition,) if self.condition_map is None else self.condition_map(condition)
+        return getattr(_merged(params), self.method)(t, *arguments)
 
-    def __hash__(self) -> int:
-        return hash(self.value)
+
+@dataclasses.dataclass(frozen=True)
+class _Apply:
+    """The second stage of a module."""
+
+    method: str
+
+    def __call__(self, params: Any, z: Any, known: Any) -> Any:
+        return getattr(_merged(params), self.method)(z, known)
+
+
+def _merged(params: Any) -> nnx.Module:
+    graph, state = params
+    return nnx.merge(graph, _fresh(state))
 
 
 def _is_training(part: nnx.Module) -> bool:
@@ -202,12 +232,12 @@ def _fresh(state: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf, state)
 
 
-def _call_nnx(graph: Any, condition_map: _Static, state: Any, z: Any, t: Any, condition: Any) -> Any:
+def _call_nnx(graph: Any, condition_map: Static, state: Any, z: Any, t: Any, condition: Any) -> Any:
     arguments = (condition,) if condition_map.value is None else condition_map.value(condition)
     return nnx.merge(graph, _fresh(state))(z, t, *arguments)
 
 
-def _call_linen(apply: _Static, condition_map: _Static, params: Any, z: Any, t: Any, condition: Any) -> Any:
+def _call_linen(apply: Static, condition_map: Static, params: Any, z: Any, t: Any, condition: Any) -> Any:
     arguments = (condition,) if condition_map.value is None else condition_map.value(condition)
     return apply.value(params, z, t, *arguments)
 
@@ -220,7 +250,7 @@ def _flip_time(velocity: Velocity, z: Any, t: Any, condition: Any) -> Any:
     return jax.tree.map(jnp.negative, velocity(z, 1 - time_of(z, t), condition))
 
 
-def _in_dtype(dtype: _Static, velocity: Velocity, z: Any, t: Any, condition: Any) -> Any:
+def _in_dtype(dtype: Static, velocity: Velocity, z: Any, t: Any, condition: Any) -> Any:
     low = jax.tree.map(lambda leaf: leaf.astype(dtype.value), z)
     out = velocity(low, jnp.asarray(t, dtype.value), condition)
     check_structure("the velocity", out, z)
@@ -231,6 +261,8 @@ def _guided(velocity: Velocity, null: Any, weight: Any, z: Any, t: Any, conditio
     batch = leading_size(z)
     null = jax.tree.map_with_path(lambda path, leaf: _repeat(leaf, batch, f"null{jax.tree_util.keystr(path)}"), null)
     check_conditions(z, batched=True, null=null, condition=condition)
+    if isinstance(weight, str) or np.iscomplexobj(weight):
+        raise ValueError(f"guidance weight must be a real number, got {weight!r}")
     weight = jnp.asarray(weight)
     if weight.ndim > 1:
         raise ValueError(f"guidance weight must be a number or one a sample, got shape {weight.shape}")

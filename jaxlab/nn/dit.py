@@ -10,8 +10,10 @@ Peebles & Xie 2022, arXiv 2212.09748)::
     h = h + gate_2(c) * mlp(norm(h) * (1 + scale_2(c)) + shift_2(c))
 
 Several labels a picture are several slots, each with a table of its own; the last row of a table is the null label,
-which training without the condition puts in place of a true one. Blocks are stacked on a leading axis and run by
-``lax.scan``.
+which training without the condition puts in place of a true one.
+
+A call is `DiT.prepare`, all that depends on time and labels alone, and then `DiT.apply`: a caller that knows its times
+ahead, as `jaxlab.flow` does, prepares them together.
 
 Example::
 
@@ -124,12 +126,7 @@ class DiT(nnx.Module):
 
         self.places = nnx.Param(jnp.ones((len(config.num_classes), config.num_patches, size)))
 
-        @nnx.split_rngs(splits=config.num_layers)
-        @nnx.vmap
-        def stacked(rngs: nnx.Rngs) -> _Block:
-            return _Block(config, rngs=rngs)
-
-        self.blocks = stacked(rngs)
+        self.blocks = nnx.List([_Block(config, rngs=rngs) for _ in range(config.num_layers)])
         self.modulation = _zero_linear(config, size, 2 * size, rngs)
         self.head = _zero_linear(config, size, config.patch_size**2 * channels, rngs)
 
@@ -148,34 +145,61 @@ class DiT(nnx.Module):
             row of labels for each image.
           TypeError: the labels are no whole numbers.
         """
+        if t.shape != z.shape[:1] or len(labels) != len(z):
+            raise ValueError(f"{len(z)} images need as many times and labels; got shapes {t.shape} and {labels.shape}")
+        self._check_images(z)
+        return self.apply(z, self.prepare(t, labels))
+
+    def prepare(self, t: Float[Array, " b"], labels: Int[Array | np.ndarray, "b slots"]) -> tuple[Any, ...]:
+        """What of a call does not look at the images: what labels add to tokens, and the modulation of every block.
+
+        Args:
+          t: as of a call.
+          labels: as of a call.
+
+        Returns:
+          The argument ``known`` of `apply`, leaves with leading size b.
+
+        Raises:
+          ValueError: another number of slots.
+          TypeError: the labels are no whole numbers.
+        """
         config = self.config
-        if z.shape[1:] != config.image_shape:
-            raise ValueError(f"images must be {config.image_shape} each; got {z.shape[1:]}")
-        batch = z.shape[0]
         if labels.shape[1:] != (len(config.num_classes),):
             raise ValueError(f"labels need {len(config.num_classes)} slots; got shape {labels.shape}")
         if not jnp.issubdtype(labels.dtype, jnp.integer):
             raise TypeError(f"labels must be whole numbers; got {labels.dtype}")
-        if t.shape != (batch,) or len(labels) != batch:
-            raise ValueError(f"{batch} images need as many times and labels; got shapes {t.shape} and {labels.shape}")
-        side, (height, width, channels) = config.patch_size, config.image_shape
-        rows, columns = height // side, width // side
-        patches = z.reshape(batch, rows, side, columns, side, channels).transpose(0, 1, 3, 2, 4, 5)
-        hidden = self.patch(patches.reshape(batch, rows * columns, side * side * channels)) + self.positions[
-            ...
-        ].astype(config.dtype)
         condition = self.time_out(jax.nn.silu(self.time_in(_sines(t))))
+        added = self.positions[...].astype(config.dtype)
         for slot, table in enumerate(self.labels):
             label = table(labels[:, slot])
             condition = condition + label
-            hidden = hidden + self.places[slot].astype(config.dtype) * label[:, None]
+            added = added + self.places[slot].astype(config.dtype) * label[:, None]
         condition = jax.nn.silu(condition)
-        graph, blocks = nnx.split(self.blocks)
-        hidden, _ = lax.scan(lambda h, block: (nnx.merge(graph, block)(h, condition), None), hidden, blocks)
-        shift, scale = jnp.split(self.modulation(condition)[:, None], 2, axis=-1)
+        return added, [block.modulation(condition) for block in self.blocks], self.modulation(condition)
+
+    def apply(self, z: Float[Array, "b h w c"], known: tuple[Any, ...]) -> Float[Array, "b h w c"]:
+        """Velocity at ``z`` for the times and labels of which ``known`` is what `prepare` gave."""
+        config = self.config
+        self._check_images(z)
+        added, of_blocks, of_head = known
+        batch = z.shape[0]
+        side, (height, width, channels) = config.patch_size, config.image_shape
+        rows, columns = height // side, width // side
+        patches = z.reshape(batch, rows, side, columns, side, channels).transpose(0, 1, 3, 2, 4, 5)
+        hidden = self.patch(patches.reshape(batch, rows * columns, side * side * channels)) + added
+        # No scan: it would copy the weights of every block out of a stack at every call, a third of the time of an
+        # edit of one image on CPU. Three blocks compile as fast as a scan does, and train faster by an eighth.
+        for block, modulation in zip(self.blocks, of_blocks, strict=True):
+            hidden = block(hidden, modulation)
+        shift, scale = jnp.split(of_head[:, None], 2, axis=-1)
         out = self.head(_modulate(hidden, shift, scale)).astype(z.dtype)
         out = out.reshape(batch, rows, columns, side, side, channels).transpose(0, 1, 3, 2, 4, 5)
         return out.reshape(z.shape)
+
+    def _check_images(self, z: Array) -> None:
+        if z.shape[1:] != self.config.image_shape:
+            raise ValueError(f"images must be {self.config.image_shape} each; got {z.shape[1:]}")
 
 
 def save_dit(path: Path, model: DiT, class_names: Sequence[Sequence[str]]) -> None:
@@ -250,8 +274,8 @@ class _Block(nnx.Module):
         self.mlp_in = _linear(config, size, config.mlp_ratio * size, rngs)
         self.mlp_out = _linear(config, config.mlp_ratio * size, size, rngs)
 
-    def __call__(self, hidden: Float[Array, "b n d"], condition: Float[Array, "b d"]) -> Float[Array, "b n d"]:
-        shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = jnp.split(self.modulation(condition)[:, None], 6, axis=-1)
+    def __call__(self, hidden: Float[Array, "b n d"], modulation: Float[Array, "b d6"]) -> Float[Array, "b n d"]:
+        shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = jnp.split(modulation[:, None], 6, axis=-1)
         mixed = self.query_key_value(_modulate(hidden, shift_1, scale_1))
         batch, tokens, size = hidden.shape
         query, key, value = jnp.moveaxis(mixed.reshape(batch, tokens, 3, self.heads, size // self.heads), 2, 0)

@@ -4,6 +4,7 @@ The image is inverted by Uni-Inv under its own classes and edited by Uni-Edit (a
 """
 
 import argparse
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -19,6 +20,8 @@ __all__ = ["labels_of", "main", "read_image"]
 
 _NOTHING = "none"
 _MASKS_SHOWN = 12
+_MOST_STEPS = 100_000
+_CHANNELS_OF_PICTURES = (1, 3)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -32,7 +35,16 @@ def main(arguments: Sequence[str]) -> int:
         options = parser.parse_args(arguments or ["--help"])
     except SystemExit:  # the help was printed
         return 0
-    out = options.out or options.image.with_name(f"{options.image.stem}-edited.png")
+    if not options.image.name:
+        raise ValueError(f"{str(options.image)!r} is no image; an image is a .png or .npy file")
+    if options.steps > _MOST_STEPS:
+        raise ValueError(f"--steps must be at most {_MOST_STEPS}, got {options.steps}")
+    model, class_names = load_dit(options.model)
+    channels = model.config.image_shape[2]
+    is_picture = channels in _CHANNELS_OF_PICTURES
+    out = options.out or options.image.with_name(f"{options.image.stem}-edited{'.png' if is_picture else '.npy'}")
+    if out.suffix.lower() == ".png" and not is_picture:
+        raise ValueError(f"--out {out}: an image of {channels} channels is written as .npy")
     if out.suffix.lower() not in (".png", ".npy"):
         raise ValueError(f"--out {out}: an image is written as .png or .npy")
     if not out.parent.is_dir():
@@ -43,15 +55,14 @@ def main(arguments: Sequence[str]) -> int:
             raise ValueError(f"--out {out}: {path} is a folder")
         if path.resolve() == options.image.resolve():
             raise ValueError(f"--out {out}: {path} is the image itself, which would be lost")
-    model, class_names = load_dit(options.model)
     source, target = (labels_of(text, class_names) for text in (options.source, options.target))
     null = np.asarray(model.config.null_labels)
     image = read_image(options.image, model.config.image_shape)
-    edit = jax.jit(flow.uni_edit, static_argnames=("strength", "delay_rate", "return_masks"))
-    found = edit(
-        flow.from_nnx(model),
+    # The grid is part of the program, for its errors are told where it is known.
+    edit = functools.partial(flow.uni_edit, grid=flow.time_grids.uniform(options.steps))
+    found = jax.jit(edit, static_argnames=("strength", "delay_rate", "return_masks"))(
+        flow.from_nnx(model, stages=("prepare", "apply")),
         jnp.asarray(image)[None],
-        flow.time_grids.uniform(options.steps),
         source=jnp.asarray(source)[None],
         target=jnp.asarray(target)[None],
         inversion=jnp.asarray(null if options.null_inversion else source)[None],
@@ -66,8 +77,8 @@ def main(arguments: Sequence[str]) -> int:
         )
     _write(out, edited)
     _strip(strip, image, np.asarray(found.masks[:, 0]), edited)
-    changed = np.abs(edited - image).mean() / 2
-    print(f"{options.source} -> {options.target}: mean change {changed:.3f} of the range of a pixel")
+    changed = np.abs(edited.astype(np.float64) - image).mean() / 2
+    print(f"{options.source} -> {options.target}: mean change {changed:.3g} of the range of a pixel")
     print(out)
     print(strip)
     return 0
@@ -181,7 +192,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _write(path: Path, image: np.ndarray) -> None:
     if path.suffix.lower() == ".npy":
-        np.save(path, image)
+        # By its name numpy would add a second ending to one in capitals.
+        with path.open("wb") as file:
+            np.save(file, image)
         return
     from matplotlib.image import imsave
 
@@ -201,7 +214,8 @@ def _strip(path: Path, image: np.ndarray, masks: np.ndarray, edited: np.ndarray)
         if title.startswith("mask"):
             axes.imshow(picture[..., 0], cmap="magma", vmin=0, vmax=1)
         else:
-            axes.imshow(np.clip((picture + 1) / 2, 0, 1), cmap="gray", vmin=0, vmax=1)
+            shown_as = picture if picture.shape[2] in _CHANNELS_OF_PICTURES else picture.mean(2)
+            axes.imshow(np.clip((shown_as + 1) / 2, 0, 1), cmap="gray", vmin=0, vmax=1)
         axes.set_title(title, fontsize=8)
         axes.axis("off")
     FigureCanvasAgg(figure).print_figure(path, dpi=150)

@@ -10,7 +10,7 @@ import pytest
 from jaxlab import flow
 from jaxlab.experiments.uniedit import EXPERIMENT, Config, editing
 from jaxlab.experiments.uniedit.data import load_pictures, make_pairs
-from jaxlab.experiments.uniedit.reconstruction import local_slopes, reconstruction_psnr
+from jaxlab.experiments.uniedit.reconstruction import folds_of, local_slopes, reconstruction_psnr
 
 
 @pytest.fixture(scope="module")
@@ -95,13 +95,25 @@ def test_choice_is_made_among_those_that_hit() -> None:
 
 def test_reconstruction_by_hand(digits) -> None:
     """One method and bandwidth against the library called directly."""
-    centres, data = (jnp.asarray(x.reshape(len(x), -1)) for x in (digits.train[:50], digits.test[:3]))
-    found = reconstruction_psnr(centres, jnp.array([0.5, 0.25]), data, method="rf_solver", calls=8)
-    velocity, grid = flow.fields.mixture_velocity(centres, 0.25), flow.time_grids.uniform(4)
+    rest, held_out = map(jnp.asarray, folds_of(digits.train[:50], size=3, count=2))
+    found = reconstruction_psnr(rest, jnp.array([0.5, 0.25]), held_out, method="rf_solver", calls=8)
+    assert found.shape == (2, 6)
+    data = held_out[1]
+    velocity, grid = flow.fields.mixture_velocity(rest[1], 0.25), flow.time_grids.uniform(4)
     back = flow.sample(velocity, flow.invert(velocity, data, grid, method="rf_solver"), grid, method="rf_solver")
-    by_hand = jnp.mean(10 * jnp.log10(4 / jnp.mean((back - data) ** 2, axis=1)))
-    np.testing.assert_allclose(found[1], by_hand, rtol=1e-3)
-    assert found[0] > found[1]
+    by_hand = 10 * jnp.log10(4 / jnp.mean((back - data) ** 2, axis=1))
+    np.testing.assert_allclose(found[1, 3:], by_hand, rtol=1e-3)
+    assert found[0].mean() > found[1].mean()
+
+
+def test_folds_hold_every_picture_out_once() -> None:
+    pictures = np.arange(8.0).reshape(8, 1, 1, 1)
+    rest, held_out = folds_of(pictures, size=2, count=3)
+    np.testing.assert_array_equal(held_out[..., 0], [[0, 1], [2, 3], [4, 5]])
+    for others, few in zip(rest, held_out, strict=True):
+        np.testing.assert_array_equal(np.sort(np.concatenate([others, few]).ravel()), pictures.ravel())
+    with pytest.raises(ValueError, match="8 pictures are too few to hold 3 times 3 out"):
+        folds_of(pictures, size=3, count=3)
 
 
 def test_local_slopes_are_two_and_three() -> None:
@@ -120,6 +132,7 @@ def test_presets_have_shapes(preset) -> None:
     ("fields", "message"),
     [
         ({"steps": 1}, "steps must be at least 2, got 1"),
+        ({"folds": 0}, "folds must be at least 1, got 0"),
         ({"batch": 0}, "batch must be at least 1, got 0"),
         ({"held_out": 1}, "held_out must be at least 2, got 1"),
         ({"bandwidths": (0.0,)}, "bandwidths must be positive"),

@@ -51,9 +51,8 @@ def test_against_a_loop_over_tokens_in_numpy(model) -> None:
              for p, x in jax.tree.leaves_with_path(nnx.state(model))}  # fmt: skip
     by_name = {name.removesuffix(".value"): x for name, x in state.items()}
 
-    def linear(name, x, layer=None):
-        weight, bias = by_name[f"{name}.kernel"], by_name[f"{name}.bias"]
-        return x @ (weight if layer is None else weight[layer]) + (bias if layer is None else bias[layer])
+    def linear(name, x):
+        return x @ by_name[f"{name}.kernel"] + by_name[f"{name}.bias"]
 
     def silu(x):
         return x / (1 + np.exp(-x))
@@ -73,8 +72,10 @@ def test_against_a_loop_over_tokens_in_numpy(model) -> None:
         added = by_name["places"][slot] * by_name[f"labels.{slot}.weight"][label]
         tokens = [token + extra for token, extra in zip(tokens, added, strict=True)]
     for layer in range(2):
-        shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = np.split(linear("blocks.modulation", condition, layer), 6)
-        mixed = [linear("blocks.query_key_value", norm(h) * (1 + scale_1) + shift_1, layer) for h in tokens]
+        shift_1, scale_1, gate_1, shift_2, scale_2, gate_2 = np.split(
+            linear(f"blocks.{layer}.modulation", condition), 6
+        )
+        mixed = [linear(f"blocks.{layer}.query_key_value", norm(h) * (1 + scale_1) + shift_1) for h in tokens]
         query, key, value = (np.array([np.split(m, 3)[i].reshape(2, 4) for m in mixed]) for i in range(3))
         out = []
         for i in range(8):
@@ -82,12 +83,12 @@ def test_against_a_loop_over_tokens_in_numpy(model) -> None:
             for head in range(2):
                 scores = np.exp(key[:, head] @ query[i, head] / 2)
                 heads.append((scores / scores.sum()) @ value[:, head])
-            out.append(tokens[i] + gate_1 * linear("blocks.attention_out", np.concatenate(heads), layer))
+            out.append(tokens[i] + gate_1 * linear(f"blocks.{layer}.attention_out", np.concatenate(heads)))
         tokens = []
         for h in out:
-            inner = linear("blocks.mlp_in", norm(h) * (1 + scale_2) + shift_2, layer)
+            inner = linear(f"blocks.{layer}.mlp_in", norm(h) * (1 + scale_2) + shift_2)
             inner = 0.5 * inner * (1 + np.tanh(np.sqrt(2 / np.pi) * (inner + 0.044715 * inner**3)))
-            tokens.append(h + gate_2 * linear("blocks.mlp_out", inner, layer))
+            tokens.append(h + gate_2 * linear(f"blocks.{layer}.mlp_out", inner))
     shift, scale = np.split(linear("modulation", condition), 2)
     expected = np.zeros((4, 8, 2))
     for (y, x), h in zip(places, tokens, strict=True):

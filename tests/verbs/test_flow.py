@@ -78,6 +78,8 @@ def test_labels() -> None:
         ({"target": "bag, hat"}, "unknown class 'hat'; there are bag, shoe, ankle boot and none"),
         ({"extra": ["--strength", "-1"]}, "strength must be finite and at least 0, got -1.0"),
         ({"extra": ["--delay-rate", "0"]}, "delay_rate must be in (0, 1]"),
+        ({"extra": ["--steps", "1000000000000"]}, "--steps must be at most 100000, got 1000000000000"),
+        ({"extra": ["--strength", "1e39"]}, "strength must be finite and at least 0, got 1e+39"),
         ({"extra": ["--steps", "0"]}, "steps of a time grid must be at least 1, got 0"),
         ({"extra": ["--out", "x.gif"]}, "an image is written as .png or .npy"),
         ({"image": "absent.npy"}, "No such file"),
@@ -147,6 +149,22 @@ def test_hundreds_of_steps_fit_the_strip(folder, tmp_path) -> None:
     assert edit(folder, folder / "image.npy", "--out", str(out), "--steps", "700", "--delay-rate", "1") == 0
     strip = matplotlib.image.imread(tmp_path / "long-strip.png")
     assert strip.shape[1] < 4000
+
+
+def test_two_channels_are_written_as_arrays(tmp_path, capsys) -> None:
+    """No picture has two channels: the edit is an array by default, and the strip shows their mean."""
+    config = DiTConfig(image_shape=(4, 4, 2), patch_size=4, num_classes=(2,), hidden_size=4, num_layers=1, num_heads=1)
+    save_dit(tmp_path / "model.npz", DiT(config, rngs=nnx.Rngs(0)), NAMES[:1])
+    image = tmp_path / "image.npy"
+    np.save(image, np.zeros((4, 4, 2)))
+    assert edit(tmp_path, image, source="bag", target="shoe") == 0
+    assert np.load(tmp_path / "image-edited.npy").shape == (4, 4, 2)
+    assert (tmp_path / "image-edited-strip.png").exists()
+    assert edit(tmp_path, image, "--out", str(tmp_path / "x.png"), source="bag", target="shoe") == 2
+    assert "x.png: an image of 2 channels is written as .npy" in capsys.readouterr().err
+    # An ending in capitals stays as it is.
+    assert edit(tmp_path, image, "--out", str(tmp_path / "loud.NPY"), source="bag", target="shoe") == 0
+    assert np.load(tmp_path / "loud.NPY").shape == (4, 4, 2)
 
 
 def test_help(capsys) -> None:

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from jaxlab import flow
 
-__all__ = ["METHODS", "local_slopes", "reconstruction_psnr"]
+__all__ = ["METHODS", "folds_of", "local_slopes", "reconstruction_psnr"]
 
 METHODS = ("euler", "time_shifted", "heun", "rf_solver", "fireflow", "uni_inv", "uni_inv_3")
 _LOCAL_TIME = 0.4
@@ -24,19 +24,19 @@ _LOCAL_DEVIATION = 0.5
 
 @functools.partial(jax.jit, static_argnames=("method", "calls"))
 def reconstruction_psnr(
-    centres: Float[Array, "n d"],
+    centres: Float[Array, "k n d"],
     bandwidths: Float[Array, " s"],
-    data: Float[Array, "b d"],
+    data: Float[Array, "k b d"],
     *,
     method: str,
     calls: int,
-) -> Float[Array, " s"]:
-    """Peak signal-to-noise ratio of ``data`` (range 2) there and back, mean over pictures, at every bandwidth.
+) -> Float[Array, "s kb"]:
+    """Peak signal-to-noise ratio of ``data`` (range 2) there and back, one a picture, at every bandwidth.
 
     Args:
-      centres: training pictures.
+      centres: training pictures of every fold.
       bandwidths: of the kernel density estimate.
-      data: pictures to reconstruct.
+      data: pictures to reconstruct, none of which is among the centres of its fold.
       method: one of `METHODS`; ``uni_inv_3`` makes three corrections a step.
       calls: of the model in each direction, to the one call that a warm start takes.
     """
@@ -44,7 +44,7 @@ def reconstruction_psnr(
     steps = calls // {"heun": 2, "rf_solver": 2, "uni_inv_3": 3}.get(method, 1)
     grid = flow.time_grids.uniform(steps)
 
-    def at(bandwidth: Array) -> Array:
+    def at(bandwidth: Array, centres: Array, data: Array) -> Array:
         velocity = flow.fields.mixture_velocity(centres, bandwidth)
         if method.startswith("uni_inv"):
             noise = flow.uni_invert(velocity, data, grid, corrections=corrections).z
@@ -52,9 +52,28 @@ def reconstruction_psnr(
         else:
             noise = flow.invert(velocity, data, grid, method=method)
             back = flow.sample(velocity, noise, grid, method="euler" if method == "time_shifted" else method)
-        return flow.psnr(back, data).mean()
+        return flow.psnr(back, data)
 
-    return jax.lax.map(at, bandwidths)
+    def of_fold(fold: tuple[Array, Array]) -> Array:
+        return jax.lax.map(lambda bandwidth: at(bandwidth, *fold), bandwidths)
+
+    return jnp.moveaxis(jax.lax.map(of_fold, (centres, data)), 0, 1).reshape(len(bandwidths), -1)
+
+
+def folds_of(pictures: np.ndarray, *, size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Hold out each of the first ``count`` lots of ``size`` pictures in turn.
+
+    Returns:
+      The others ``[count, n - size, d]``, and those held out ``[count, size, d]``.
+
+    Raises:
+      ValueError: there are too few pictures.
+    """
+    if count * size > len(pictures) or 2 * size > len(pictures):
+        raise ValueError(f"{len(pictures)} pictures are too few to hold {count} times {size} out")
+    flat = pictures.reshape(len(pictures), -1)
+    lots = np.arange(count * size).reshape(count, size)
+    return np.stack([np.delete(flat, lot, axis=0) for lot in lots]), flat[lots]
 
 
 def local_slopes(seed: int, count: int = 256) -> dict[str, np.ndarray]:
