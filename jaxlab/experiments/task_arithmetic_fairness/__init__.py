@@ -5,8 +5,8 @@ times λ, is added to the base. Recidivism and income tables with a small networ
 whose upper layers are trained; against fine-tuning on everybody (and the same scaled by λ), low-rank adapters,
 reweighing and fairlearn's mitigations. Every choice is made on validation rows, every number is of test rows.
 
-The measure of ``injection_is_group_dependent`` (either difference, along the whole path) was made while looking at
-seeds 0 to 2; at the full vector alone the gap between groups is within one standard error.
+``injection_is_group_dependent`` is judged with either difference along the whole path, on the tables that are trained
+more than once: vectors of one training differ by chance, which resampling test rows does not show.
 """
 
 from dataclasses import dataclass
@@ -159,7 +159,10 @@ CLAIMS = (
         "Injected into full fine-tuning, the vectors of different groups change a disparity differently (largest gap "
         "between two groups in either difference, mean over the injected shares, in standard errors).",
         ">",
-        2.5,  # of the largest of four to six: 5 % by chance
+        2.5,  # of the largest of two to six: at most 5 % by chance
+        known_gap="trainings differ as much as groups do: 0.5, 1.3 and 0.4 standard errors on COMPAS by sex (five "
+        "trainings, seeds 3 to 5 of quick), 1.0 at most over three tables at cpu. Of a single training on Adult the "
+        "gap in equalized odds is 0.06, 0.07 and 0.00 (seeds 3 to 5), 3.0, 2.7 and 0.3 standard errors of its test rows",
     ),
     Claim(
         "bound_holds",
@@ -392,8 +395,9 @@ def _claims(config: Config, run: Run, found: dict[str, dict[str, np.ndarray]]) -
     run.measure("lambda_steers_disparity", max(np.abs(of[3:, 3:]).max() for of in steers))
     curve = main["task_arithmetic.test"][..., [_ACCURACY, _PARITY, _ODDS]].mean(0)
     run.measure("frontier_is_smooth", np.abs(np.diff(curve[3:], axis=0)).max())
-    # Of more groups there would be more pairs, the largest of which says less.
-    pairs = [of for of in tables.values() if of["norms"].shape[1] == 2] or list(tables.values())
+    # Of more groups there would be more pairs, the largest of which says less; of one training no spread of trainings.
+    again = [of for of in tables.values() if len(of["norms"]) > 1] or list(tables.values())
+    pairs = [of for of in again if of["norms"].shape[1] == 2] or again
     depends = [
         uncertainty.standard_errors(_gaps(of["injection"]), of["injection_variance"], of["shared"][0]) for of in pairs
     ]
