@@ -135,10 +135,10 @@ CLAIMS = (
         "where it is less accurate).",
         "<=",
         0.95,
-        known_gap="617 validation rows choose a coefficient that costs more than a point on the test rows of three runs "
-        "of six (0.78 and 0.84 where it does not, 0.85 at cpu); over ten other splits it gives 0.91 of the disparity for 0.35 points. Whatever the coefficient, the "
-        "least ratio of a run lies between 0.76 and 0.91, and full fine-tuning scaled by the same coefficient gets as "
-        "far (notes of the run)",
+        known_gap="617 validation rows choose a coefficient that costs more than a point on the test rows of three of "
+        "six runs (0.78 and 0.84 where it does not, 0.85 at cpu); over ten other splits it gives 0.91 of the disparity "
+        "for 0.35 points. Whatever the coefficient, the least ratio of a run lies between 0.76 and 0.91, and full "
+        "fine-tuning scaled by the same coefficient gets as far (notes of the run)",
     ),
     Claim(
         "lambda_steers_disparity",
