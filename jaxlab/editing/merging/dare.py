@@ -40,7 +40,7 @@ class Dare(MergeMethod):
     rescale: str = struct.field(pytree_node=False, default="probability")
 
     def __post_init__(self) -> None:
-        check_range("drop", self.drop, 0, 1)
+        check_range("drop", self.drop, 0.0, 1.0)
         if any(isinstance(leaf, int | float) and leaf >= 1 for leaf in jax.tree.leaves(self.drop)):
             raise ValueError(f"drop must be below 1, got {self.drop}")
         if self.rescale not in ("probability", "l1", "none"):

@@ -144,7 +144,8 @@ def _open_adapters(name: str, folder: Path, base: Base) -> Expert:
     for tensor in base.tensors:
         path, block = _place(tensor)
         sizes[path][block] = tensor
-    specs, shapes = base.tensors.specs, {}
+    specs = base.tensors.specs
+    shapes: dict[str, Any] = {}
     for path, names in sizes.items():
         alike = {specs[tensor].shape for tensor in names.values()}
         if len(alike) > 1 or (None in names and len(names) > 1):
@@ -160,11 +161,11 @@ def _open_adapters(name: str, folder: Path, base: Base) -> Expert:
         stacked = down.ndim == 3
         for block, (rank, scale) in enumerate(zip(target.ranks, adapters.scales(target), strict=True)):
             if rank:
-                tensor = sizes[f"{target.path}/weight"].get(block if stacked else None)
-                if tensor is None:
+                changes = sizes[f"{target.path}/weight"].get(block if stacked else None)
+                if changes is None:
                     raise ValueError(f"{folder} changes {target.path} of block {block}, which the base lacks")
                 pair = (down[block, :rank], up[block, :, :rank]) if stacked else (down, up)
-                pairs[tensor] = (*pair, float(scale))
+                pairs[changes] = (*pair, float(scale))
 
     def read(tensor: str) -> np.ndarray:
         down, up, scale = pairs[tensor]

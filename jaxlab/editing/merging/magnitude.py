@@ -28,9 +28,8 @@ def kept_counts(density: Any, total: int, count: int) -> Any:
     if is_known(density):
         values = np.broadcast_to(np.asarray(density, np.float64), (count,))
         return np.where(values > 0, np.clip(np.floor(values * total), 1, total), 0).astype(np.int64)
-    values = jnp.broadcast_to(jnp.asarray(density, jnp.float32), (count,))
-    kept = jnp.clip(jnp.floor(values * total), 1, total)
-    return jnp.where(values > 0, kept, 0).astype(jnp.uint32)
+    traced = jnp.broadcast_to(jnp.asarray(density, jnp.float32), (count,))
+    return jnp.where(traced > 0, jnp.clip(jnp.floor(traced * total), 1, total), 0).astype(jnp.uint32)
 
 
 def magnitude_bits(vectors: Array) -> Array:
@@ -68,7 +67,9 @@ def magnitude_thresholds(vectors: Sequence[Float[Array, "k ..."]], counts: Any) 
     return lax.bitcast_convert_type(low, jnp.float32)
 
 
-def streamed_threshold(blocks: Callable[[], Iterable[Sequence[np.ndarray]]], counts: Sequence[int]) -> np.ndarray:
+def streamed_threshold(
+    blocks: Callable[[], Iterable[Iterable[np.ndarray]]], counts: Sequence[int] | np.ndarray
+) -> np.ndarray:
     """The same of numbers that are read twice, holding two histograms for each vector.
 
     Args:

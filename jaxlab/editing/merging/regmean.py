@@ -38,7 +38,7 @@ class RegMean(MatrixMethod):
 
     def __post_init__(self) -> None:
         check_range("scale", self.scale)
-        check_range("diagonal_pull", self.diagonal_pull, 0, 1)
+        check_range("diagonal_pull", self.diagonal_pull, 0.0, 1.0)
         if self.orientation not in ORIENTATIONS:
             raise ValueError(f"orientation must be 'out_in' or 'in_out', got {self.orientation!r}")
 

@@ -209,7 +209,7 @@ class Stream:
     def _measure(self, pieces: Iterator["_Read"]) -> np.ndarray | None:
         """Sums of squares of a tensor that is not merged; None where none was read."""
         found = [_squares(start, others, differences=self._differences(job)) for job, start, others in pieces]
-        return np.sum(found, axis=0, dtype=np.float64) if found else None
+        return np.asarray(np.sum(found, axis=0, dtype=np.float64)) if found else None
 
     def _summary(
         self, name: str, squares: np.ndarray | None, method: MergeMethod | None = None, statistics: Any = None

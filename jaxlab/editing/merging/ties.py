@@ -70,7 +70,7 @@ class Ties(MergeMethod):
     def __post_init__(self) -> None:
         check_range("scale", self.scale)
         check_range("weights", self.weights)
-        check_range("density", self.density, 0, 1)
+        check_range("density", self.density, 0.0, 1.0)
         if self.scope not in ("global", "tensor"):
             raise ValueError(f"scope must be 'global' or 'tensor', got {self.scope!r}")
         if self.election not in ("release", "mergekit"):

@@ -133,7 +133,7 @@ class WudiClosedForm(MatrixMethod):
     orientation: str = struct.field(pytree_node=False, default="out_in")
 
     def __post_init__(self) -> None:
-        check_range("tolerance", self.tolerance, 0, 1)
+        check_range("tolerance", self.tolerance, 0.0, 1.0)
         _check(self)
 
     def _combine_matrices(self, vectors: Float[Array, "k rows columns"], statistics: Any) -> Array:
@@ -185,7 +185,7 @@ def _facing(matrices: Array, orientation: str) -> Array:
 
 def _check(method: Any) -> None:
     check_range("scale", method.scale)
-    check_range("learning_rate", getattr(method, "learning_rate", 0.0), 0)
-    check_range("steps", getattr(method, "steps", 0), 0)
+    check_range("learning_rate", getattr(method, "learning_rate", 0.0), 0.0)
+    check_range("steps", getattr(method, "steps", 0), 0.0)
     if method.orientation not in ORIENTATIONS:
         raise ValueError(f"orientation must be 'out_in' or 'in_out', got {method.orientation!r}")
