@@ -88,7 +88,6 @@ def merge_checkpoints(
     directory = Path(directory)
     if directory.resolve() in {folder.resolve() for folder in (base.folder, *(expert.folder for expert in experts))}:
         raise ValueError(f"{directory} is one of the models that are merged; write elsewhere")
-    check_experts(base, experts, methods)
     specs = base.tensors.specs
     for name, method in methods.items():
         if name not in specs:
@@ -99,6 +98,7 @@ def merge_checkpoints(
             raise ValueError(f"{type(method).__name__} draws: give a key")
         if method.needs_calibration:
             raise ValueError(f"{type(method).__name__} needs inputs of every layer, which files do not have")
+    check_experts(base, experts, methods)
     written = {
         name: jax.ShapeDtypeStruct(spec.shape, _written_dtype(spec, dtype))
         for name, spec in specs.items()

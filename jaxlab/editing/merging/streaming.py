@@ -23,7 +23,7 @@ from jaxtyping import Array, Key
 
 from jaxlab.editing.merging.dare import Dare
 from jaxlab.editing.merging.experts import Base, Expert
-from jaxlab.editing.merging.magnitude import kept_counts, magnitude_bits, streamed_threshold
+from jaxlab.editing.merging.magnitude import kept_counts, magnitude_halves, streamed_threshold
 from jaxlab.editing.merging.method import MergeMethod, widened
 from jaxlab.editing.merging.ties import Ties, TiesStatistics
 
@@ -121,8 +121,8 @@ class Stream:
 
         def magnitudes() -> Iterator[np.ndarray]:
             for job, start, others in self._all(jobs):
-                bits = _magnitudes(start, others, differences=self._differences(job))
-                yield np.asarray(bits)[:, : job.numbers]
+                halves = _magnitudes(start, others, differences=self._differences(job))
+                yield np.asarray(halves)[..., : job.numbers]
 
         total = sum(job.numbers for job in jobs)
         thresholds = streamed_threshold(magnitudes, kept_counts(method.density, total, len(self._experts)))
@@ -161,11 +161,11 @@ class Stream:
                     waiting.append(reader.submit(self._load, job))
                     held += job.numbers
                 read = waiting.popleft().result()
-                yield read
-                held -= read[0].numbers
                 self._done += read[0].bytes
                 if self._progress is not None:
                     self._progress(self._done, self._expected)
+                yield read
+                held -= read[0].numbers
 
     def _load(self, job: "_Job") -> "_Read":
         """The piece of the base and of each expert, on the device."""
@@ -289,7 +289,7 @@ def _squares(start: Array, others: tuple[Array, ...], *, differences: tuple[bool
 
 @functools.partial(jax.jit, static_argnames="differences")
 def _magnitudes(start: Array, others: tuple[Array, ...], *, differences: tuple[bool, ...]) -> Array:
-    return jnp.stack([magnitude_bits(vector) for vector in _vectors(start, others, differences)])
+    return magnitude_halves(jnp.stack(_vectors(start, others, differences)))
 
 
 @functools.partial(jax.jit, static_argnames="differences")
