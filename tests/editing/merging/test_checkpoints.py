@@ -1,6 +1,7 @@
 """Merging files: the same as in memory, in bounded memory, whatever the experts are, and no half-written model."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -279,9 +280,12 @@ def test_folders_that_are_no_models(folders, tmp_path):
 
 
 PEAK = """
-import sys, threading
+import jax, sys, threading
 from pathlib import Path
 from jaxlab.editing.merging import *
+from jaxlab.editing.merging import streaming
+
+streaming.PIECE, streaming._AHEAD = 2**18, 3 * 2**18
 
 def anonymous():
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -290,14 +294,16 @@ def anonymous():
 def merged(folder, name):
     base = open_base(folder / "b")
     experts = [open_expert(folder / path, base) for path in "xy"]
-    merge_checkpoints(base, experts, folder / ("out-" + name), dict.fromkeys(merged_names(base), make_method(name)))
+    methods = dict.fromkeys(merged_names(base), METHODS[name])
+    merge_checkpoints(base, experts, folder / ("out-" + name), methods, key=jax.random.key(0))
 
 def watch():
     global peak
     while not done.wait(0.002):
         peak = max(peak, anonymous())
 
-for name in ("task_arithmetic", "ties", "tsv"):
+METHODS = {"pieces": TaskArithmetic(), "passes": Ties(), "whole": Dare(rescale="l1")}
+for name in METHODS:
     merged(Path(sys.argv[1]), name)  # programs are compiled, and the allocator keeps what a small model needs
     before, peak, done = anonymous(), 0, threading.Event()
     watcher = threading.Thread(target=watch)
@@ -311,14 +317,16 @@ for name in ("task_arithmetic", "ties", "tsv"):
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc (Linux)")
 def test_memory_does_not_grow_with_the_model(tmp_path):
-    """Six times as many tensors: what is in memory at most grows by less than an eighth of one model."""
+    """Beyond what four tensors need, forty-eight need less than half of one model more, of the four that are open."""
     random = np.random.default_rng(0)
-    for folder, layers in (("small", 4), ("large", 24)):
-        base = {f"model.layers.{i}.mlp.up_proj.weight": random.random((1024, 2048), np.float32) for i in range(layers)}
+    for folder, layers in (("small", 4), ("large", 48)):
+        base = {f"model.layers.{i}.mlp.up_proj.weight": random.random((512, 1024), np.float32) for i in range(layers)}
         for path in "bxy":
             tensors = {name: tensor + np.float32(random.random()) for name, tensor in base.items()}
             write(tmp_path / folder / path, tensors, max_shard_size=50_000_000)
     words = [sys.executable, "-c", PEAK, str(tmp_path / "small"), str(tmp_path / "large")]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
-    of_model = layers * 8  # MiB
-    assert all(float(grown) < of_model / 8 for grown in done.stdout.split()), done.stdout
+    # Large buffers go back to the system when they are let go: what is measured is what is held.
+    settings = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}
+    done = subprocess.run(words, cwd=ROOT, env=settings, capture_output=True, text=True, check=True)
+    of_model = layers * 2  # MiB
+    assert all(float(grown) < of_model / 2 for grown in done.stdout.split()), done.stdout
