@@ -34,6 +34,7 @@ from jaxlab.editing.merging.checkpoints import merge_checkpoints, merged_names
 from jaxlab.editing.merging.choice import METHODS, make_method, options_of
 from jaxlab.editing.merging.dare import Dare
 from jaxlab.editing.merging.experts import Base, Expert, check_experts, open_base, open_expert
+from jaxlab.editing.merging.mergekit import MergekitFile, read_mergekit
 from jaxlab.editing.merging.method import MatrixMethod, MergeMethod
 from jaxlab.editing.merging.regmean import RegMean, input_gram
 from jaxlab.editing.merging.spectral import IsotropicMerging, TaskSingularVectors
@@ -51,6 +52,7 @@ __all__ = [
     "IsotropicMerging",
     "MatrixMethod",
     "MergeMethod",
+    "MergekitFile",
     "RegMean",
     "TaskArithmetic",
     "TaskSingularVectors",
@@ -71,5 +73,6 @@ __all__ = [
     "open_base",
     "open_expert",
     "options_of",
+    "read_mergekit",
     "weight_average",
 ]
