@@ -7,11 +7,12 @@ moved from the base) and ``merge.png`` beside the weights. Tensors are streamed:
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -125,8 +126,8 @@ def _from_words(options: argparse.Namespace) -> Plan:
 
 
 def _from_file(options: argparse.Namespace) -> Plan:
-    mixed = [name for name in ("base", "expert", "method", "include", "exclude", "everything", *_OPTIONS)]
-    if clash := [name for name in mixed if getattr(options, name)]:
+    others = ("base", "expert", "method", "include", "exclude", "everything", *_OPTIONS)
+    if clash := [name for name in others if getattr(options, name) is not None]:
         raise ValueError(f"--{clash[0].replace('_', '-')} and a configuration file exclude each other")
     config = merging.read_mergekit(options.config)
     base = merging.open_base(config.base, download=options.download)
@@ -185,21 +186,16 @@ def _report(
     }
 
 
-class _bar:
+@contextlib.contextmanager
+def _bar() -> Iterator[Callable[[int, int], None]]:
     """A bar of bytes that are read, on a terminal; gives the function that moves it."""
-
-    def __enter__(self) -> Callable[[int, int], None]:
-        console = Console(stderr=True)
-        columns = (TextColumn("merging"), BarColumn(), TextColumn("{task.fields[size]}"), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._progress.start()
-        task = self._progress.add_task("merging", size="")
-        return lambda done, total: self._progress.update(
+    console = Console(stderr=True)
+    columns = (TextColumn("merging"), BarColumn(), TextColumn("{task.fields[size]}"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("merging", size="")
+        yield lambda done, total: bar.update(
             task, completed=done, total=total, size=f"{done / 1e9:.1f} of {total / 1e9:.1f} GB"
         )
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
 
 
 def _plot(path: Path, summary: Mapping[str, TensorSummary], experts: Sequence[str]) -> None:
@@ -222,11 +218,11 @@ def _plot(path: Path, summary: Mapping[str, TensorSummary], experts: Sequence[st
         norms = [*(np.nan if norm is None else norm for norm in of.vectors), of.change]
         values[:, rows[kind], blocks.index(block)] = np.array(norms) / (of.base or np.nan)
     titles = [*(re.sub(r".*/", "", name.rstrip("/")) or name for name in experts), "merged"]
-    columns = min(len(titles), 3)
+    columns = min(math.ceil(math.sqrt(len(titles))), 4)
     lines = -(-len(titles) // columns)
     width, height = 1.5 + max(0.12 * len(blocks), 2.2), 0.9 + max(0.2 * len(rows), 1.0)
     figure = Figure(figsize=(min(columns * width + 2, 24), min(lines * height + 0.4, 40)), layout="constrained")
-    axes = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
+    axes = figure.subplots(lines, columns, squeeze=False, sharey=True)
     limit = np.nanmax(values, initial=0.0)
     for axis, title, picture in zip(axes.flat, titles, values, strict=False):
         image = axis.imshow(picture, aspect="auto", vmin=0, vmax=limit or 1, interpolation="nearest")
@@ -234,10 +230,9 @@ def _plot(path: Path, summary: Mapping[str, TensorSummary], experts: Sequence[st
         axis.set_yticks(range(len(rows)), list(rows), fontsize=7, parse_math=False)
         ticks = range(0, len(blocks), max(1, len(blocks) // 8))
         axis.set_xticks(ticks, ["-" if blocks[i] < 0 else str(blocks[i]) for i in ticks], fontsize=7)
+        axis.set_xlabel("block", fontsize=9)
     for axis in axes.flat[len(titles) :]:
         axis.set_visible(False)
-    for axis in axes[-1]:
-        axis.set_xlabel("block", fontsize=9)
     figure.colorbar(image, ax=axes, label="norm of the change / norm of the base", shrink=0.9)
     FigureCanvasAgg(figure).print_figure(path, dpi=150)
 
@@ -290,7 +285,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--include", nargs="+", metavar="PATTERN", help="merge only tensors with one in their name")
     kept = ", ".join(DEFAULT_EXCLUDE)
     parser.add_argument("--exclude", nargs="+", metavar="PATTERN", help=f"keep the base's (default: {kept})")
-    parser.add_argument("--everything", action="store_true", help="exclude nothing")
+    parser.add_argument("--everything", action="store_true", default=None, help="exclude nothing")
     parser.add_argument("--dtype", choices=_DTYPES, help="of the result (default: the base's)")
     parser.add_argument("--shard-size", type=float, default=5.0, metavar="GB", help="most of a file (default 5)")
     parser.add_argument("--seed", type=int, default=0, help="of all draws (default 0)")
