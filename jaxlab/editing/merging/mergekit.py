@@ -98,18 +98,19 @@ class MergekitFile:
         return Dare(drop, then if self.method == "dare_ties" else plain, rescale=rescale)
 
     def _number(
-        self, key: str, scopes: Iterable[Mapping[str, Any]], name: str, place: float, default: float | None
-    ) -> float:
+        self, key: str, scopes: Iterable[Mapping[str, Any]], name: str, place: float, default: Any
+    ) -> float | bool:
         for scope in scopes:
             value = _evaluate(scope[key], name, place) if key in scope else None
+            if isinstance(value, bool) and key in _SWITCHES:
+                return value
             if value is not None:
-                if isinstance(value, bool) and key in ("normalize", "rescale"):
-                    return value
                 try:
-                    if isinstance(value, bool) or not math.isfinite(number := float(value)):
-                        raise ValueError
+                    number = math.nan if isinstance(value, bool) else float(value)
                 except (TypeError, ValueError):
-                    raise ValueError(f"{self.path}: {key} must be a number, got {value!r}") from None
+                    number = math.nan
+                if not math.isfinite(number):
+                    raise ValueError(f"{self.path}: {key} must be a number, got {value!r}")
                 return number
         if default is None:
             raise ValueError(f"{self.path}: {key} is missing for {name}")
@@ -175,6 +176,7 @@ def read_mergekit(path: str | Path) -> MergekitFile:
 
 
 _KEYS = ("merge_method", "base_model", "models", "parameters", "dtype", "out_dtype", "tokenizer_source")
+_SWITCHES = ("normalize", "rescale")
 _ELECTED = ("weight", "density", "normalize", "lambda", "rescale", "int8_mask")
 _PARAMETERS: dict[str, tuple[str, ...]] = {
     "linear": ("weight", "normalize"),
