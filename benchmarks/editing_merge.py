@@ -148,8 +148,14 @@ def compare_files(name: str, dicts: Sequence[Any], dtype: str, repeats: int) -> 
             with TensorWriter(folder, specs) as writer:
                 for tensor, value in tensors.items():
                     writer.write(tensor, value)
-            sizes = {"vocab_size": 1000, "hidden_size": hidden, "intermediate_size": wide, "dtype": dtype}
-            LlamaConfig(**sizes, num_hidden_layers=layers, num_attention_heads=8).save_pretrained(folder)
+            sizes = {
+                "vocab_size": 1000,
+                "hidden_size": hidden,
+                "intermediate_size": wide,
+                "dtype": dtype,
+                "num_attention_heads": 8,
+            }
+            LlamaConfig(**sizes, num_hidden_layers=layers, architectures=["LlamaForCausalLM"]).save_pretrained(folder)
         parameters = METHODS[name]
         models = [{"model": str(folder), "parameters": dict(parameters)} for folder in folders[1:]]
         shared = {key: parameters[key] for key in parameters if key == "rescale"}
