@@ -29,7 +29,7 @@ from jaxlab.editing.merging.ties import Ties, TiesStatistics
 
 __all__ = ["PIECE", "Stream", "TensorSummary"]
 
-PIECE = 2**20
+PIECE = 2**18
 """Numbers of a tensor that are merged at once."""
 
 

@@ -283,9 +283,6 @@ PEAK = """
 import jax, sys, threading
 from pathlib import Path
 from jaxlab.editing.merging import *
-from jaxlab.editing.merging import streaming
-
-streaming.PIECE, streaming._AHEAD = 2**18, 3 * 2**18
 
 def anonymous():
     lines = Path("/proc/self/status").read_text().splitlines()
