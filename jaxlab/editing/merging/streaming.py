@@ -39,9 +39,9 @@ class TensorSummary:
 
     Attributes:
       merged: whether it was; otherwise it is the base's.
-      base: ‖θ₀‖; None for a tensor that was not looked into.
+      base: ‖θ₀‖; None for a tensor that was not looked into, or is not finite and kept.
       vectors: ‖τ_k‖; None for an expert that has no such tensor, or one of another shape.
-      change: norm of what was added.
+      change: norm of what was added, as it is in the dtype of the result.
       coefficients: what τ_k were multiplied with.
       thresholds: magnitudes below which numbers were trimmed; None where none were.
     """
@@ -219,8 +219,9 @@ class Stream:
 
         for job, start, others in pieces:
             place = np.array([zlib.crc32(job.name.encode()), job.start // PIECE], np.uint32)
-            options: Any = {"differences": self._differences(job), "dtype": spec.dtype}
-            waiting.append((job, *_merge(method, start, others, statistics, self._key, place, **options)))
+            these = self._differences(job)
+            merged = _merge(method, start, others, statistics, self._key, place, differences=these, dtype=spec.dtype)
+            waiting.append((job, merged, _squares(start, merged, others, differences=these)))
             if len(waiting) > 1:  # one is computed while the one before is put in its place
                 collect()
         while waiting:
@@ -229,7 +230,7 @@ class Stream:
 
     def _measure(self, pieces: Iterator["_Read"]) -> np.ndarray | None:
         """Sums of squares of a tensor that is not merged; None where none was read."""
-        found = [_squares(start, others, differences=self._differences(job)) for job, start, others in pieces]
+        found = [_squares(start, None, others, differences=self._differences(job)) for job, start, others in pieces]
         return np.asarray(np.sum(found, axis=0, dtype=np.float64)) if found else None
 
     def _summary(
@@ -245,13 +246,15 @@ class Stream:
                     raise ValueError(f"{name} of {source} holds numbers that are not finite (or too large to square)")
             if not math.isfinite(change):
                 raise ValueError(f"{name}: what {type(method).__name__} makes of it is not finite")
+        # Masks that are kept may hold infinities: they have no length.
+        finite = [norm if math.isfinite(norm) else None for norm in vectors]
         shape = self._specs[name].shape
         known = [e.is_difference or (name in e.specs and e.specs[name].shape == shape) for e in self._experts]
         thresholds = tuple(map(float, statistics.thresholds)) if isinstance(statistics, TiesStatistics) else None
         return TensorSummary(
             merged=method is not None,
-            base=base,
-            vectors=tuple(norm if there else None for norm, there in zip(vectors, known, strict=True)),
+            base=base if math.isfinite(base) else None,
+            vectors=tuple(norm if there else None for norm, there in zip(finite, known, strict=True)),
             change=change,
             coefficients=() if method is None else tuple(method.coefficients(len(self._experts))),
             thresholds=thresholds,
@@ -311,17 +314,20 @@ def _merge(
     *,
     differences: tuple[bool, ...],
     dtype: Any,
-) -> tuple[Array, Array]:
+) -> Array:
     vectors = _vectors(start, others, differences)
     if key is not None:
         key = jax.random.fold_in(jax.random.fold_in(key, place[0]), place[1])
     change = method.combine(jnp.stack(vectors), key=key, statistics=statistics)
-    return (widened(start) + change).astype(dtype), _squares_of(widened(start), change, *vectors)
+    return (widened(start) + change).astype(dtype)
 
 
+# Apart from the program above, which would form all vectors in memory for it: to read them again takes less time.
 @functools.partial(jax.jit, static_argnames="differences")
-def _squares(start: Array, others: tuple[Array, ...], *, differences: tuple[bool, ...]) -> Array:
-    return _squares_of(widened(start), jnp.zeros(()), *_vectors(start, others, differences))
+def _squares(start: Array, merged: Array | None, others: tuple[Array, ...], *, differences: tuple[bool, ...]) -> Array:
+    change = jnp.zeros(()) if merged is None else widened(merged) - widened(start)
+    arrays = (widened(start), change, *_vectors(start, others, differences))
+    return jnp.stack([jnp.vdot(array, array, precision="highest") for array in arrays]).astype(jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnames="differences")
@@ -337,7 +343,3 @@ def _ballot(method: Ties, start: Array, others: Any, thresholds: Array, *, diffe
 def _vectors(start: Array, others: tuple[Array, ...], differences: tuple[bool, ...]) -> list[Array]:
     pairs = zip(others, differences, strict=True)
     return [widened(other) if difference else widened(other) - widened(start) for other, difference in pairs]
-
-
-def _squares_of(*arrays: Array) -> Array:
-    return jnp.stack([jnp.vdot(array, array, precision="highest") for array in arrays]).astype(jnp.float32)
