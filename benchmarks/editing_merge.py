@@ -171,7 +171,7 @@ def compare_files(name: str, dicts: Sequence[Any], dtype: str, repeats: int) -> 
             read = merging.read_mergekit(file)
             opened = merging.open_base(read.base)
             experts = [merging.open_expert(expert, opened) for expert in read.experts]
-            methods = read.methods(merging.merged_names(opened, exclude=()), layers)
+            methods = read.methods(merging.merged_names(opened, exclude=()))
             key = jax.random.key(0) if name.startswith("dare") else None
             merging.merge_checkpoints(opened, experts, Path(directory) / "ours", methods, dtype=read.dtype, key=key)
 

@@ -133,9 +133,13 @@ def _from_file(options: argparse.Namespace) -> Plan:
     base = merging.open_base(config.base, download=options.download)
     experts = [merging.open_expert(expert, base, download=options.download) for expert in config.experts]
     names = merging.merged_names(base, exclude=())
-    layers = base.settings.get("num_hidden_layers")
-    methods = config.methods(names, layers if isinstance(layers, int) else 1)
-    return Plan(base, experts, methods, {"method": config.method, "configuration": str(options.config)}, config.dtype)
+    return Plan(
+        base,
+        experts,
+        config.methods(names),
+        {"method": config.method, "configuration": str(options.config)},
+        config.dtype,
+    )
 
 
 def _settings_of(method: MergeMethod) -> dict[str, Any]:

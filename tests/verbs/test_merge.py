@@ -180,19 +180,19 @@ def test_other_methods_of_files(folder, tmp_path):
 
     file = read("dare_ties")
     assert (file.dtype, file.experts) == ("bfloat16", (str(folder / "code"), str(folder / "lora")))
-    (method,) = file.methods([UP], 3).values()
+    (method,) = file.methods([UP]).values()
     assert isinstance(method, Dare)
     assert isinstance(method.then, Ties)
     assert (method.rescale, method.then.normalize, method.then.density) == ("l1", False, 1.0)
     assert method.drop == pytest.approx((0.2, 0.2))
-    (method,) = read("dare_linear").methods([UP], 3).values()
+    (method,) = read("dare_linear").methods([UP]).values()
     assert isinstance(method.then, TaskArithmetic)
-    assert read("task_arithmetic", density="weight").methods([UP], 3)[UP].coefficients(2) == [0.8, 0.8]
+    assert read("task_arithmetic", density="weight").methods([UP])[UP].coefficients(2) == [0.8, 0.8]
     linear = "merge_method: linear\nmodels:\n- {{model: {base}, parameters: {{weight: 1}}}}\n"
     linear += "- {{model: {code}, parameters: {{weight: 3}}}}\n"
     file = read_mergekit(configuration(folder, tmp_path / "linear.yml", linear))
     assert file.base == str(folder / "base")
-    assert file.methods([UP], 3)[UP].coefficients(1) == [0.75]
+    assert file.methods([UP])[UP].coefficients(1) == [0.75]
 
 
 @pytest.mark.parametrize(

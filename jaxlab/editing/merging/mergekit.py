@@ -51,21 +51,22 @@ class MergekitFile:
     shared: Mapping[str, Any]
     dtype: str | None = None
 
-    def methods(self, names: Iterable[str], num_layers: int) -> dict[str, MergeMethod]:
+    def methods(self, names: Iterable[str]) -> dict[str, MergeMethod]:
         """How each tensor is merged.
 
         Args:
-          names: of the tensors.
-          num_layers: blocks of the model, over which gradients go.
+          names: of all tensors; the largest number of a block among them is where gradients end.
 
         Raises:
           ValueError: a parameter that is missing, no number, or out of range; weights that cannot be used.
         """
-        return {name: self._method(name, num_layers) for name in names}
+        blocks = {name: _block(name) for name in names}
+        last = max((block for block in blocks.values() if block is not None), default=0)
+        # As in mergekit the only block of a model is its last, and what is in no block comes first.
+        places = {name: 0.0 if block is None else block / last if last else 1.0 for name, block in blocks.items()}
+        return {name: self._method(name, place) for name, place in places.items()}
 
-    def _method(self, name: str, num_layers: int) -> MergeMethod:
-        numbers = [int(part) for part in name.split(".") if part.isdecimal() and len(part) < 6]
-        place = min(numbers[0] / (num_layers - 1), 1.0) if numbers and num_layers > 1 else float(bool(numbers))
+    def _method(self, name: str, place: float) -> MergeMethod:
 
         def of_each(key: str, default: float | None = None) -> tuple[float, ...]:
             return tuple(self._number(key, scopes, name, place, default) for scopes in self.settings)
@@ -214,6 +215,11 @@ def _without(source: str, base: str, path: Path) -> str:
             raise ValueError(f"{path}: model {source} has adapters of another model than the base {base}")
         return adapters
     return source
+
+
+def _block(name: str) -> int | None:
+    numbers = [int(part) for part in name.split(".") if part.isdecimal() and len(part) < 6]
+    return numbers[0] if numbers else None
 
 
 def _evaluate(setting: Any, name: str, place: float) -> Any:
