@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Key
 
-from jaxlab.editing.merging.method import MergeMethod, check_range, of_each, products, widened
+from jaxlab.editing.merging.method import NOTHING, MergeMethod, check_range, of_each, products, widened
 
 __all__ = ["TaskArithmetic", "weight_average"]
 
@@ -55,7 +55,7 @@ class TaskArithmetic(MergeMethod):
         weights = of_each(self.weights, vectors)
         if self.normalize:
             total = weights.sum()
-            weights = weights / jnp.where(jnp.abs(total) < 1e-8, 1.0, total)
+            weights = weights / jnp.where(jnp.abs(total) < NOTHING, 1.0, total)
         return jnp.asarray(self.scale, vectors.dtype) * weights
 
 

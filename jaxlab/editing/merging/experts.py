@@ -96,7 +96,7 @@ def check_experts(base: Base, experts: Sequence[Expert], merged: Iterable[str]) 
       merged: names of the tensors that shall be merged.
 
     Returns:
-      What to warn of: tensors that are not merged and have another shape.
+      What to warn of: tensors that are not merged and have another shape, heads that the base has not.
 
     Raises:
       ValueError: no expert, or one that lacks a tensor that is merged, has one more than the base, or another shape or
@@ -110,9 +110,11 @@ def check_experts(base: Base, experts: Sequence[Expert], merged: Iterable[str]) 
             raise ValueError(f"expert {expert.name} lacks the tensor {name} of the base")
         for name, spec in expert.specs.items():
             if name not in known:
-                if re.search(_BUFFER, name) or (base.settings.get("tie_word_embeddings") and re.search(_HEAD, name)):
-                    continue
-                raise ValueError(f"expert {expert.name} has the tensor {name}, which the base lacks")
+                if base.settings.get("tie_word_embeddings") and re.search(_HEAD, name):
+                    notes.append(f"{name} of expert {expert.name} is left out: the base ties it to its embeddings")
+                elif not re.search(_BUFFER, name):
+                    raise ValueError(f"expert {expert.name} has the tensor {name}, which the base lacks")
+                continue
             if spec.shape != known[name].shape:
                 shapes = f"{list(spec.shape)}, but {list(known[name].shape)} in the base"
                 if name in chosen:
@@ -158,13 +160,13 @@ def _open_adapters(name: str, folder: Path, base: Base) -> Expert:
     pairs: dict[str, tuple[np.ndarray, np.ndarray, float]] = {}
     for target in adapters.targets:
         down, up = (np.asarray(factor) for factor in factors_of(adapters, target))
-        stacked = down.ndim == 3
+        in_blocks = down.ndim == 3
         for block, (rank, scale) in enumerate(zip(target.ranks, adapters.scales(target), strict=True)):
             if rank:
-                changes = sizes[f"{target.path}/weight"].get(block if stacked else None)
+                changes = sizes[f"{target.path}/weight"].get(block if in_blocks else None)
                 if changes is None:
                     raise ValueError(f"{folder} changes {target.path} of block {block}, which the base lacks")
-                pair = (down[block, :rank], up[block, :, :rank]) if stacked else (down, up)
+                pair = (down[block, :rank], up[block, :, :rank]) if in_blocks else (down, up)
                 pairs[changes] = (*pair, float(scale))
 
     def read(tensor: str) -> np.ndarray:

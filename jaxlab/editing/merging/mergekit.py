@@ -23,7 +23,7 @@ from typing import Any
 
 from jaxlab.editing.merging.arithmetic import TaskArithmetic
 from jaxlab.editing.merging.dare import Dare
-from jaxlab.editing.merging.method import MergeMethod
+from jaxlab.editing.merging.method import NOTHING, MergeMethod
 from jaxlab.editing.merging.ties import Ties
 
 __all__ = ["MergekitFile", "read_mergekit"]
@@ -67,7 +67,6 @@ class MergekitFile:
         return {name: self._method(name, place) for name, place in places.items()}
 
     def _method(self, name: str, place: float) -> MergeMethod:
-
         def of_each(key: str, default: float | None = None) -> tuple[float, ...]:
             return tuple(self._number(key, scopes, name, place, default) for scopes in self.settings)
 
@@ -79,7 +78,7 @@ class MergekitFile:
         if self.method == "linear":
             if not normalize and not math.isclose(sum(weights), 1.0, rel_tol=1e-6):
                 raise ValueError(f"{self.path}: linear without normalize needs weights that add up to 1, got {weights}")
-            if abs(sum(weights)) < 1e-8:
+            if abs(sum(weights)) < NOTHING:
                 raise ValueError(f"{self.path}: weights of linear must not add up to 0, got {weights}")
             # Of a base that is one of the models the change is zero, and its weight counts in the sum.
             return TaskArithmetic(1.0, tuple(weight / sum(weights) for weight in weights[: len(self.experts)]))

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-__all__ = ["MatrixMethod", "MergeMethod", "check_range", "is_known", "of_each", "products", "widened"]
+__all__ = ["NOTHING", "MatrixMethod", "MergeMethod", "check_range", "is_known", "of_each", "products", "widened"]
 
-_NOTHING = 1e-8  # a sum of weights below it is not divided by
+NOTHING = 1e-8  # a sum of weights below it is not divided by
 
 
 class MergeMethod(abc.ABC):
@@ -111,7 +111,7 @@ def products(scale: Any, weights: Any, count: int, *, normalize: bool = False) -
     """``λ w_k`` as Python numbers, over Σ w where asked for."""
     values = np.broadcast_to(np.asarray(weights, np.float64), (count,))
     total = values.sum() if normalize else 1.0
-    return (float(scale) * values / (total if abs(total) >= _NOTHING else 1.0)).tolist()
+    return (float(scale) * values / (total if abs(total) >= NOTHING else 1.0)).tolist()
 
 
 def is_known(value: Any) -> bool:

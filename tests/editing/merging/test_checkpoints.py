@@ -203,6 +203,8 @@ def test_tied_heads_are_written_once(folders, tmp_path):
     expert = open_expert(write(tmp_path / "expert", experts[0]), tied)  # without a head of its own
     names = merged_names(tied, exclude=())
     assert "lm_head.weight" not in names
+    (note,) = merging.check_experts(base, [open_expert(tmp_path / "tied", base)], names)
+    assert "is left out: the base ties it to its embeddings" in note
     merge_checkpoints(tied, [expert], tmp_path / "out", dict.fromkeys(names, TaskArithmetic(1.0)))
     assert "lm_head.weight" not in open_tensors(tmp_path / "out")
     # Untied, it is a tensor like any other.
