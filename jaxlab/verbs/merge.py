@@ -105,7 +105,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _from_words(options: argparse.Namespace) -> Plan:
-    """A plan of the options; methods that learn coefficients from texts make theirs here too."""
+    """The plan that the options describe: one method for all tensors."""
     for name in ("base", "expert", "method"):
         if not getattr(options, name):
             raise ValueError(f"--{name} is needed (or a configuration file of mergekit); see jaxlab merge --help")
@@ -266,6 +266,13 @@ def _parser() -> argparse.ArgumentParser:
         values = tuple(float(word) for word in words.split(","))
         return values[0] if len(values) == 1 else values
 
+    def pattern(words: str) -> str:
+        try:
+            re.compile(words)
+        except re.error as error:
+            raise argparse.ArgumentTypeError(f"{words!r} is no regular expression: {error}") from error
+        return words
+
     parser = Parser(prog="jaxlab merge", description="Merge models that were trained from one base.")
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.yml", help="a configuration file of mergekit")
     model = "Hugging Face folder or OWNER/NAME on the hub"
@@ -286,10 +293,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--election", choices=("release", "mergekit"), help="ties: the sign where a sum is zero")
     parser.add_argument("--learning-rate", type=float, help="wudi: of Adam (default 1e-5, low rank 1e-6)")
     parser.add_argument("--steps", type=int, help="wudi: of Adam (default 300)")
-    parser.add_argument("--include", nargs="+", metavar="PATTERN", help="merge only tensors with one in their name")
+    parser.add_argument(
+        "--include", nargs="+", type=pattern, metavar="PATTERN", help="merge only tensors with one in their name"
+    )
     kept = ", ".join(DEFAULT_EXCLUDE)
-    parser.add_argument("--exclude", nargs="+", metavar="PATTERN", help=f"keep the base's (default: {kept})")
-    parser.add_argument("--everything", action="store_true", default=None, help="exclude nothing")
+    left_out = parser.add_mutually_exclusive_group()
+    left_out.add_argument(
+        "--exclude", nargs="+", type=pattern, metavar="PATTERN", help=f"keep the base's (default: {kept})"
+    )
+    left_out.add_argument("--everything", action="store_true", default=None, help="exclude nothing")
     parser.add_argument("--dtype", choices=_DTYPES, help="of the result (default: the base's)")
     parser.add_argument("--shard-size", type=float, default=5.0, metavar="GB", help="most of a file (default 5)")
     parser.add_argument("--seed", type=int, default=0, help="of all draws (default 0)")
