@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import lax
+from jax.extend.random import threefry_2x32
 from jaxtyping import Array, Bool, Float, Key
 
 from jaxlab.editing.merging.arithmetic import TaskArithmetic
@@ -77,7 +78,7 @@ class Dare(MergeMethod):
     def draw(key: Key[Array, ""], shape: tuple[int, ...], levels: Array) -> Bool[Array, "..."]:
         """Which numbers stay: those whose 16 random bits are not below ``levels``."""
         count = math.prod(shape)
-        words = jax.random.bits(key, (-(-count // 2),), "uint32")
+        words = _words(key, -(-count // 2))
         bits = lax.bitcast_convert_type(words, jnp.uint16).reshape(-1)[:count].reshape(shape)
         return bits >= levels.astype(jnp.uint16)
 
@@ -92,6 +93,13 @@ class Dare(MergeMethod):
         before, after = (jnp.abs(of).sum(axes, keepdims=True) for of in (vectors, kept))
         tiny = (before < 1e-7) | (after < 1e-7)
         return kept * jnp.where(tiny, 1, before / jnp.where(tiny, 1, after))
+
+
+def _words(key: Key[Array, ""], count: int) -> Array:
+    """Random 32-bit words; of threefry keys in counter mode, as `jax.random.bits` throws away half of what it draws."""
+    if str(jax.random.key_impl(key)) == "threefry2x32":
+        return threefry_2x32(jax.random.key_data(key), lax.iota(jnp.uint32, count))
+    return jax.random.bits(key, (count,), "uint32")
 
 
 def _is_one(density: Any) -> bool:
