@@ -80,9 +80,7 @@ def opened(paths, base):
     return [open_expert(path, base) for path in paths]
 
 
-@pytest.mark.parametrize(
-    "name", ["task_arithmetic", "weight_average", "ties", "ties_tensor", "tsv", "wudi_closed_form"]
-)
+@pytest.mark.parametrize("name", ["task_arithmetic", "ties", "ties_tensor", "tsv"])
 def test_files_are_merged_as_trees_are(folders, tmp_path, small_pieces, name):
     (base, *experts), paths = folders
     method = Ties(scope="tensor", density=0.3) if name == "ties_tensor" else make_method(name)
