@@ -80,7 +80,9 @@ def test_ci_runs_the_commands_of_the_readme():
         assert command in script
 
 
-FIRST, ROBUST, LANGUAGE_MODEL, PRUNING, FLOW, CLUSTER = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+FIRST, ROBUST, LANGUAGE_MODEL, PRUNING, MERGING, FLOW, CLUSTER = re.findall(
+    r"```python\n(.*?)```", README, flags=re.DOTALL
+)
 
 
 def output_of(code: str, folder: Path) -> str:
@@ -114,6 +116,25 @@ def test_readme_language_model_example_runs(tmp_path):
             pytest.skip(f"needs the package {package}")
     assert output_of(LANGUAGE_MODEL, tmp_path).strip() == "The capital of France is Paris."
     assert (tmp_path / "copy" / "config.json").is_file()
+
+
+def test_readme_merging_example_runs(tmp_path):
+    """Two experts that change an entry each, and outputs that are an entry each: both learn that they are needed."""
+    prelude = (
+        "import jax.numpy as jnp\nbase = {'body': jnp.zeros((2, 2)), 'norm': jnp.ones(2)}\n"
+        "experts = [{**base, 'body': jnp.diag(jnp.eye(2)[k])} for k in range(2)]\n"
+        "def forward(params, batch):\n  hidden = batch @ params['body']\n  return 0 * hidden, (hidden,)\n"
+        "calibration = [4 * jnp.eye(2)[k:k + 1] for k in range(2)]\n"
+    )
+    check = "print(*merged['body'].ravel(), *learned.params['body'].ravel())"
+    of_tensors, numbers = output_of(f"{prelude}{MERGING}\n{check}\n", tmp_path).rsplit("\n", 2)[:2]
+    assert "body" in of_tensors
+    assert "norm" not in of_tensors
+    values = [float(word) for word in numbers.split()]
+    assert values[:4] == pytest.approx([0.7, 0, 0, 0.7])
+    assert values[4] == pytest.approx(values[7])
+    assert 0.8 < values[4] < 1  # from 0.3 on, against the default regulariser
+    assert values[5:7] == [0, 0]
 
 
 def test_readme_flow_edit_changes_what_the_condition_says(tmp_path):
