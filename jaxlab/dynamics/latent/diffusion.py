@@ -229,7 +229,18 @@ def _network(conservative: bool) -> NoiseNetwork:
 @functools.cache
 def _score(conservative: bool) -> Callable[[PyTree, Array], Array]:
     network = _network(conservative)
-    return lambda params, z: -network(params["network"], z, params["time"]) / params["noise"]
+
+    def score(params: PyTree, z: Array) -> Array:
+        return -network(params["network"], z, params["time"]) / params["noise"]
+
+    def at_one_time(params: PyTree, z: Array) -> Array:
+        # The time is the same for all: its part of the first layer is a bias, which a loop over steps computes once.
+        first, *rest = params["network"]
+        bias = first["bias"] + params["time"].astype(z.dtype) * first["kernel"][-1]
+        layers = [{"kernel": first["kernel"][:-1], "bias": bias}, *rest]
+        return -perceptron(layers, z) / params["noise"]
+
+    return score if conservative else at_one_time
 
 
 @functools.cache

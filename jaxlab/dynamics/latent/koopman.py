@@ -69,11 +69,21 @@ class KoopmanPropagator:
 
     def mean(self, z: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
         """The step without its noise."""
-        return (z @ self.operator.input_factor) @ self.operator.output_factor.mT
+        inner, outer = self.operator.input_factor, self.operator.output_factor
+        # Two thin products cost more than one where the rank is above half of the width.
+        return (z @ inner) @ outer.mT if 2 * inner.shape[1] <= inner.shape[0] else z @ self.operator.matrix
+
+    def forcing(self, noise: Float[Array, "*shape d"]) -> Float[Array, "*shape d"]:
+        """``F xi``."""
+        return noise @ self.noise.T
+
+    def advance(self, z: Float[Array, "*batch d"], forcing: Float[Array, "1 *batch d"]) -> Float[Array, "*batch d"]:
+        """The next state, from what is added to its mean."""
+        return self.mean(z) + forcing[0]
 
     def step(self, z: Float[Array, "*batch d"], noise: Float[Array, "1 *batch d"]) -> Float[Array, "*batch d"]:
         """The next state."""
-        return self.mean(z) + noise[0] @ self.noise.T
+        return self.advance(z, self.forcing(noise))
 
 
 def dynamic_mode_decomposition(
