@@ -141,6 +141,10 @@ def fit_koopman(
     """
     operator = dynamic_mode_decomposition(x, y, rank=rank)
     before, after = check_pairs(*(held_out or (x, y)))
+    if before.shape[1] != len(operator.input_factor):
+        raise ValueError(
+            f"held-out pairs must have the {len(operator.input_factor)} latents of the others, got {before.shape[1]}"
+        )
     residuals = after - (before @ operator.input_factor) @ operator.output_factor.T
     return KoopmanPropagator(operator=operator, noise=noise_factor(residuals, kind=noise, sigma=sigma))
 
