@@ -92,4 +92,4 @@ def test_residues_have_a_pooling_of_their_own(files, tmp_path):
     small = [word for word in SMALL if word not in ("--pool", "4", "2")]
     command = ["molecule", "simulate", *files, *small, "--residues", "--propagator", "koopman"]
     assert cli.main([*command, "--out", str(tmp_path / "out")]) == 0
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["config"]["pool"] == [1, 3]
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["fields"]["pool"] == [1, 3]

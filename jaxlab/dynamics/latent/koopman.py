@@ -124,7 +124,7 @@ def fit_koopman(
     rank: int | None = None,
     noise: NoiseKind = "full",
     sigma: float | None = None,
-    held_out: tuple[Real[Array | np.ndarray, "_ d"], Real[Array | np.ndarray, "_ d"]] | None = None,
+    held_out: tuple[Real[Array | np.ndarray, "_ _"], Real[Array | np.ndarray, "_ _"]] | None = None,
 ) -> KoopmanPropagator:
     """`dynamic_mode_decomposition` with calibrated noise.
 

@@ -19,6 +19,7 @@ Example::
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -127,8 +128,9 @@ def _check_width(propagator: Propagator, start: Array) -> None:
     noise = jax.ShapeDtypeStruct((propagator.draws, *start.shape), start.dtype)
     try:
         found = jax.eval_shape(propagator.step, start, noise).shape
-    except TypeError as error:
-        raise ValueError(f"the propagator does not take states of {start.shape[1]} latents: {error}") from None
+    except (TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"the propagator does not take states of {start.shape[1]} latents: {reason}") from error
     if found != start.shape:
         raise ValueError(f"the propagator must keep the shape of states {start.shape}, it gives {found}")
 
@@ -155,10 +157,10 @@ def _run(
         z = jnp.where((lengths == (i + 1) * block)[:, None], z, start)
         return (z, lengths), jnp.where(valid[..., None], path, jnp.nan).astype(dtype)
 
+    forcing: Callable[[Array], Array] = lambda noise: noise
+    advance: Callable[..., Array] = propagator.step
     if isinstance(propagator, AdditivePropagator):
         forcing, advance = propagator.forcing, propagator.advance
-    else:
-        forcing, advance = lambda noise: noise, propagator.step
     blocks = -(-steps // block)
     carry = (start, jnp.zeros(len(start), jnp.int32))
     (_, lengths), path = lax.scan(some, carry, jnp.arange(blocks))

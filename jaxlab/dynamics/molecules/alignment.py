@@ -48,7 +48,7 @@ def align(
 
 @jax.jit
 def root_mean_square_deviation(
-    x: Float[Array | np.ndarray, "*#frames n 3"], y: Float[Array | np.ndarray, "*#frames n 3"]
+    x: Float[Array | np.ndarray, "*#frames n 3"], y: Float[Array | np.ndarray, "*#frames _ 3"]
 ) -> Float[Array, "..."]:
     """Root of the mean over atoms of the squared distances, without superposition, in the unit of the coordinates.
 

@@ -35,7 +35,7 @@ THRESHOLDS = (0.5, 1.0, 2.0, 4.0)
 
 @partial(jax.jit, static_argnames="radius")
 def lddt(
-    x: Float[Array | np.ndarray, "frames n 3"], reference: Float[Array | np.ndarray, "n 3"], *, radius: float = 15.0
+    x: Float[Array | np.ndarray, "frames n 3"], reference: Float[Array | np.ndarray, "_ 3"], *, radius: float = 15.0
 ) -> Float[Array, " frames"]:
     """Local distance difference test of each frame, in [0, 1]; NaN frames give NaN.
 

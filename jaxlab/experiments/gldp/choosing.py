@@ -5,6 +5,7 @@ validation frames. No frame of the test part is looked at. Koopman and the netwo
 length; networks are trained again for what is judged, so that no training is kept for its luck.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +30,7 @@ def koopman(setting: Setting, rank: int, skip: int, **noise: Any) -> KoopmanProp
     train, held_out = setting.pairs("train", skip), setting.pairs("validation", skip)
     found = latent.stabilize(latent.fit_koopman(*train, rank=rank, held_out=held_out, **noise))
     dense = LowRankOperator(found.operator.matrix, jnp.eye(len(found.noise)))
-    return found.replace(operator=dense)
+    return dataclasses.replace(found, operator=dense)
 
 
 def network_state(

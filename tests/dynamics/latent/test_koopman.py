@@ -118,7 +118,7 @@ def test_the_mean_is_that_of_the_operator_whatever_its_rank():
     x, y = rng.normal(size=(2, 60, 6))
     for rank in (2, 3, 5):
         propagator = fit_koopman(x, y, rank=rank)
-        np.testing.assert_allclose(propagator.mean(x.astype(np.float32)), x @ propagator.operator.matrix, atol=1e-5)
+        np.testing.assert_allclose(propagator.mean(jnp.asarray(x)), x @ propagator.operator.matrix, atol=1e-5)
 
 
 def test_stabilize_pulls_back_only_what_is_too_large():
