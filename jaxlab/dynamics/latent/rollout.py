@@ -157,8 +157,8 @@ def _run(
         z = jnp.where((lengths == (i + 1) * block)[:, None], z, start)
         return (z, lengths), jnp.where(valid[..., None], path, jnp.nan).astype(dtype)
 
-    forcing: Callable[[Array], Array] = lambda noise: noise
     advance: Callable[..., Array] = propagator.step
+    forcing: Callable[[Array], Array] = jnp.asarray
     if isinstance(propagator, AdditivePropagator):
         forcing, advance = propagator.forcing, propagator.advance
     blocks = -(-steps // block)

@@ -27,7 +27,7 @@ class Config:
     """width of the decoder"""
     encoder_steps: int = 3000
     """training steps of the encoder"""
-    decoder_steps: int = 4000
+    decoder_steps: int = 12000
     """training steps of the decoder"""
     batch: int = 64
     """frames of a batch of the autoencoder"""
@@ -49,7 +49,7 @@ class Config:
     """width of the score's hidden layers"""
     score_steps: int = 6000
     """training steps of the score"""
-    noise_levels: tuple[float, ...] = (0.01, 0.07, 0.2, 0.37, 0.5, 0.6, 0.7, 0.85)
+    noise_levels: tuple[float, ...] = (0.01, 0.07, 0.2, 0.37, 0.5, 0.6, 0.7, 0.85, 0.95, 0.99)
     """of the score, tried on validation frames; the first stands for the paper's t* near 0"""
     langevin_step: float = 0.01
     """time step in whitened latents"""
@@ -201,7 +201,7 @@ PRESETS = {
         seeds=2,
         score_network=128,
         score_steps=2000,
-        noise_levels=(0.01, 0.2, 0.37, 0.5, 0.7),
+        noise_levels=(0.01, 0.2, 0.37, 0.5, 0.7, 0.95),
         steps=2000,
         decoded=8000,
         skips=(10,),
