@@ -25,7 +25,7 @@ Choices that the paper does not make:
    that, of frames correlated in time more. The claim is that the autoencoder loses less than sampling does. Since bins
    of a few frames do not follow the expansion, the mean over resamples is taken and not the formula.
 3. The network's learning rate decays, for at a constant one the populations of the two basins differ by more between
-   seeds than between methods.
+   seeds than between methods. A decaying rate of the autoencoder was tried at ``quick`` and is worse there.
 4. The network's states are kept in a box of 1.2 times the training range: what it was never shown it extrapolates, and
    one training in some then runs away. Linear and Langevin dynamics have no such guard.
 5. Times are in frames of the trajectory; Langevin's clock is arbitrary and only its ensemble is judged.

@@ -3,6 +3,10 @@
 One rule for all three: the candidate whose rollout from validation frames has the (phi, psi) map nearest to that of the
 validation frames. No frame of the test part is looked at. Koopman and the networks are chosen by rollouts of the same
 length; networks are trained again for what is judged, so that no training is kept for its luck.
+
+The rule is noisy, and is kept because what is judged must not choose: psi changes its basin about once in 180 frames, so
+that the 2000 validation frames hold about ten exchanges, and their map is 0.1 from that of all frames where candidates
+differ by 0.01. ``metrics.jsonl`` has both divergences of every candidate.
 """
 
 import dataclasses
