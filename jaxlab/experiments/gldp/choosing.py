@@ -4,9 +4,9 @@ One rule for all three: the candidate whose rollout from validation frames has t
 validation frames. No frame of the test part is looked at. Koopman and the networks are chosen by rollouts of the same
 length; networks are trained again for what is judged, so that no training is kept for its luck.
 
-The rule is noisy, and is kept because what is judged must not choose: psi changes its basin about once in 180 frames, so
-that the 2000 validation frames hold about ten exchanges, and their map is 0.1 from that of all frames where candidates
-differ by 0.01. ``metrics.jsonl`` has both divergences of every candidate.
+The rule is noisy, and is kept because what is judged must not choose: psi changes its basin about once in 180 frames,
+so that the 2000 validation frames hold about ten exchanges, and their map is 0.1 from that of all frames where
+candidates differ by 0.01. ``metrics.jsonl`` has both divergences of every candidate.
 """
 
 import dataclasses
@@ -66,7 +66,7 @@ def choose_rank(setting: Setting, run: Run, *, key: Any, cost: float) -> tuple[d
         (),
         len(config.ranks),
         cost=cost,
-        log=lambda i, o: {"rank": config.ranks[i], **o},
+        log=lambda i, o: {"rank": config.ranks[i], **_line(o)},
     )
     return found, config.ranks[int(np.argmin(found["validation"]))]
 
@@ -89,7 +89,7 @@ def choose_network(
             return _judge(setting, network(setting, state, chosen, config.skip), key)
 
         def log(_: int, judged: Any, chosen: tuple[int, int] = chosen) -> dict[str, Any]:
-            return {"width": chosen[0], "epochs": chosen[1], **judged}
+            return {"width": chosen[0], "epochs": chosen[1], **_line(judged)}
 
         found.append(run.stage(f"{name}-judged", body, cost=half, log=log))
     together = {name: np.array([one[name] for one in found]) for name in found[0]}
@@ -126,10 +126,15 @@ def choose_level(
         (),
         len(levels),
         cost=cost,
-        log=lambda i, o: {"noise_level": float(noise[levels[i]]), **o},
+        log=lambda i, o: {"noise_level": float(noise[levels[i]]), **_line(o)},
     )
     chosen = int(np.argmin(sweep["validation"]))
     return sweep, chosen, propagator(levels[chosen])
+
+
+def _line(judged: dict[str, Any]) -> dict[str, Any]:
+    # In one order: what is restored from a checkpoint comes sorted.
+    return {name: judged[name] for name in ("validation", "all")}
 
 
 def _judge(setting: Setting, propagator: Propagator, key: Any) -> dict[str, np.ndarray]:
