@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.random import threefry_2x32
 from jaxtyping import Array, Float, Int, Key, Real
 
 from jaxlab.dynamics.reduced_rank import check_finite, integer, real_array
@@ -146,7 +147,7 @@ def _run(
     def some(carry: tuple[Array, Array], i: Array) -> tuple[tuple[Array, Array], Array]:
         z, lengths = carry
         # Drawn flat: XLA on the CPU compiles random bits of arrays with a short last axis ten times slower.
-        flat = jax.random.normal(jax.random.fold_in(key, i), (block * propagator.draws * start.size,), start.dtype)
+        flat = _normal(jax.random.fold_in(key, i), block * propagator.draws * start.size, start.dtype)
         z, path = lax.scan(one, z, forcing(flat.reshape(block, propagator.draws, *start.shape)), unroll=_UNROLL)
         size = jnp.max(jnp.abs(path), axis=-1)
         within = (size <= guard) & (size < jnp.inf)  # NaN compares as false
@@ -165,3 +166,18 @@ def _run(
     carry = (start, jnp.zeros(len(start), jnp.int32))
     (_, lengths), path = lax.scan(some, carry, jnp.arange(blocks))
     return path.reshape(blocks * block, *start.shape)[:steps].swapaxes(0, 1), jnp.minimum(lengths, steps)
+
+
+def _normal(key: Array, count: int, dtype: Any) -> Float[Array, " count"]:
+    """Standard normal numbers, as `jax.random.normal` makes them of other bits.
+
+    `jax.random.bits` runs the cipher once a number, so that a sharded array may be drawn in parts, and keeps half of
+    its output; here both halves are kept, which is three times faster on a CPU and half of a linear rollout.
+    """
+    if dtype != jnp.float32:
+        return jax.random.normal(key, (count,), dtype)
+    words = threefry_2x32(jax.random.bits(key, (2,), jnp.uint32), lax.iota(jnp.uint32, count))
+    # 23 bits as the mantissa of a number in [1, 2).
+    unit = lax.bitcast_convert_type((words >> 9) | jnp.uint32(0x3F800000), jnp.float32) - 1
+    low = np.nextafter(np.float32(-1), np.float32(0))
+    return np.float32(math.sqrt(2)) * lax.erf_inv(jnp.maximum(low, (1 - low) * unit + low))
