@@ -8,7 +8,9 @@ only. The run shows its progress and goes on from where it was stopped with ``--
 import argparse
 import dataclasses
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +36,7 @@ _FILES = ("rollout.dcd", "rollout.pdb", "metrics.json", "simulation.png")
 _ROLLOUT_CHUNK = 1000  # steps in one call
 _JUDGED = 2000  # frames of the figure's curves, at most
 _LEVEL = 0.37  # noise level of the score
+_STILL = 1e-3  # angstrom, the precision of XTC
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
             for field in dataclasses.fields(Config)
             if field.name not in ("top", "traj", "pool")
         },
-        pool=tuple(options.pool),
+        pool=tuple(options.pool or ((1, 3) if options.residues else (50, 2))),
     )
     _check(config)
     work = Experiment(
@@ -101,8 +104,9 @@ def main(arguments: Sequence[str]) -> int:
     if outcome.exit_status == 130:
         print("jaxlab: interrupted; to continue: the same command with --resume", file=sys.stderr)
         return 130
+    columns = min(shutil.get_terminal_size().columns, 120)
     for note in outcome.result["notes"]:
-        print(note)
+        print(textwrap.fill(note, columns, break_long_words=False))
     for name in _FILES:
         print(options.out / name)
     return 0
@@ -150,6 +154,10 @@ def _simulate(config: Config, run: Run) -> None:
     keys = dict(zip(costs, jax.random.split(run.key, len(costs)), strict=True))
     training = np.concatenate([trajectory.frames[piece] for piece in pieces["train"]])
     molecule = molecules.prepare_frames(training, residues=trajectory.residues, settings=settings)
+    if float(molecules.root_mean_square_fluctuation(molecule.x).max()) < _STILL:
+        raise ValueError(
+            f"no atom moves by {_STILL} A in the {len(training)} training frames: there is nothing to learn"
+        )
     autoencoder = train_autoencoder(
         run,
         molecule,
@@ -362,8 +370,10 @@ def _parser() -> argparse.ArgumentParser:
     verb.add_argument("--out", type=Path, default=Path("simulation"), help="folder to write (default ./simulation)")
     verb.add_argument("--skip", type=int, default=1, help="recorded frames that one step spans (default 1)")
     verb.add_argument("--stride", type=int, default=1, help="read every so many frames (default 1)")
-    verb.add_argument("--pool", type=int, nargs=2, default=(50, 2), help="rows and columns of a latent (default 50 2)")
-    verb.add_argument("--residues", action="store_true", help="pool each residue apart; --pool is of one residue then")
+    verb.add_argument("--pool", type=int, nargs=2, help="rows and columns of a latent (default 50 2)")
+    verb.add_argument(
+        "--residues", action="store_true", help="pool each residue apart; --pool is of one residue then (default 1 3)"
+    )
     verb.add_argument("--width", type=int, default=128, help="of the decoder (default 128)")
     verb.add_argument("--encoder-steps", type=int, default=3000, help="training steps (default 3000)")
     verb.add_argument("--decoder-steps", type=int, default=4000, help="training steps (default 4000)")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxlab.experiments.gldp import EXPERIMENT, Config
-from jaxlab.experiments.gldp.judging import cut, kinetics
+from jaxlab.experiments.gldp.judging import cut, kinetics, sampling_floor
 
 
 def test_pieces_end_where_files_do():
@@ -31,6 +31,14 @@ def test_kinetics_of_an_autoregressive_process():
     assert found["decorrelation"] == pytest.approx(-1 / np.log(0.9), rel=0.2)
 
 
+def test_the_floor_of_a_perfect_sampler_falls_as_bins_over_frames():
+    """``(K - 1) / (8 n)``; 64 resamples of a divergence that spreads by sqrt(2 / K) know its mean to 1 %."""
+    angles = np.repeat(np.linspace(-3, 3, 20), 500)
+    found = np.stack(np.meshgrid(angles[::50], angles[::50]), axis=-1).reshape(-1, 2)
+    bins = len(np.unique(np.floor((found + np.pi) / (2 * np.pi) * 36), axis=0))
+    assert sampling_floor(found) == pytest.approx((bins - 1) / (8 * len(found)), rel=0.05)
+
+
 @pytest.mark.parametrize("preset", EXPERIMENT.presets)
 def test_presets_have_shapes(preset):
     config = EXPERIMENT.presets[preset]
@@ -46,6 +54,9 @@ def test_presets_have_shapes(preset):
         ({"seeds": 0}, "seeds must be at least 1, got 0"),
         ({"noise_levels": (0.1,)}, "noise_levels must be two or more"),
         ({"skips": (0,)}, "skips must be at least 1"),
+        ({"ranks": (5, 21)}, r"ranks must be one or more in \[1, 20\], the width of a latent, got \(5, 21\)"),
+        ({"widths": (0,)}, "hidden_size must be at least 1, got 0"),
+        ({"epochs": ()}, r"widths and epochs must be one or more, got \(128, 512\) and \(\)"),
         ({"dropout": 1.0}, "dropout must be in"),
         ({"pooled": (0, 1)}, "pooled must be two sizes of at least 1"),
     ],

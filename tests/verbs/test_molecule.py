@@ -78,3 +78,18 @@ def test_bad_input_is_one_line(files, tmp_path, capsys, more, message):
 def test_help(capsys):
     assert cli.main(["molecule"]) == 0
     assert "simulate" in capsys.readouterr().out
+
+
+def test_a_molecule_that_does_not_move_is_refused(files, tmp_path, capsys):
+    one = mdtraj.load(files[1])
+    mdtraj.Trajectory(np.repeat(one.xyz, 60, axis=0), one.topology).save_dcd(str(tmp_path / "still.dcd"))
+    command = ["molecule", "simulate", *files[:2], "--traj", str(tmp_path / "still.dcd"), *SMALL]
+    assert cli.main([*command, "--out", str(tmp_path / "out")]) == 2
+    assert "no atom moves by 0.001 A in the 48 training frames" in capsys.readouterr().err
+
+
+def test_residues_have_a_pooling_of_their_own(files, tmp_path):
+    small = [word for word in SMALL if word not in ("--pool", "4", "2")]
+    command = ["molecule", "simulate", *files, *small, "--residues", "--propagator", "koopman"]
+    assert cli.main([*command, "--out", str(tmp_path / "out")]) == 0
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["fields"]["pool"] == [1, 3]

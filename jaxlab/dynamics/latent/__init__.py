@@ -50,13 +50,14 @@ from jaxlab.dynamics.latent.neural import (
     start_neural,
 )
 from jaxlab.dynamics.latent.noise import noise_factor
-from jaxlab.dynamics.latent.rollout import Propagator, Rollout, rollout
+from jaxlab.dynamics.latent.rollout import AdditivePropagator, Propagator, Rollout, rollout
 from jaxlab.dynamics.latent.snapshots import snapshot_pairs
 from jaxlab.dynamics.latent.standardizer import Standardizer, fit_standardizer
 from jaxlab.dynamics.latent.training import TrainingState, train
 
 __all__ = [
     "TICA",
+    "AdditivePropagator",
     "DiffusionSchedule",
     "DiffusionSettings",
     "KoopmanPropagator",

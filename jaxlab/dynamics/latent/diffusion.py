@@ -147,10 +147,12 @@ def continue_diffusion(
 
     Raises:
       TypeError: values that are no real numbers.
-      ValueError: values that are not finite.
+      ValueError: no latent, values that are not finite, a network of another width, no step.
     """
     z = real_array("latents", z, "[time, latent]", batch=False)
     check_finite("latents", z)
+    if (inputs := len(state.params[0]["kernel"]) - 1) != z.shape[1]:
+        raise ValueError(f"the network is of {inputs} latents, got {z.shape[1]}")
     loss = _denoising_loss(settings.conservative)
     shared = jnp.stack([schedule.signal, schedule.noise])
     state = state._replace(statistics=shared)
@@ -186,7 +188,16 @@ def ancestral_samples(
     width: int,
     settings: DiffusionSettings = DiffusionSettings(),
 ) -> Float[Array, "count width"]:
-    """Independent samples by reverse diffusion, all steps of the schedule."""
+    """Independent samples by reverse diffusion, all steps of the schedule.
+
+    Raises:
+      TypeError: a count that is no integer.
+      ValueError: a count below 1, a network of another width.
+    """
+    if (count := integer("count", count)) < 1:
+        raise ValueError(f"count must be at least 1, got {count}")
+    if (inputs := len(params[0]["kernel"]) - 1) != width:
+        raise ValueError(f"the network is of {inputs} latents, samples of {width} are wanted")
     return _ancestral(key, params, schedule, count=count, width=width, network=noise_network(settings))
 
 
@@ -229,7 +240,18 @@ def _network(conservative: bool) -> NoiseNetwork:
 @functools.cache
 def _score(conservative: bool) -> Callable[[PyTree, Array], Array]:
     network = _network(conservative)
-    return lambda params, z: -network(params["network"], z, params["time"]) / params["noise"]
+
+    def score(params: PyTree, z: Array) -> Array:
+        return -network(params["network"], z, params["time"]) / params["noise"]
+
+    def at_one_time(params: PyTree, z: Array) -> Array:
+        # The time is the same for all: its part of the first layer is a bias, which a loop over steps computes once.
+        first, *rest = params["network"]
+        bias = first["bias"] + params["time"].astype(z.dtype) * first["kernel"][-1]
+        layers = [{"kernel": first["kernel"][:-1], "bias": bias}, *rest]
+        return -perceptron(layers, z) / params["noise"]
+
+    return score if conservative else at_one_time
 
 
 @functools.cache

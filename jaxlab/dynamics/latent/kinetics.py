@@ -67,7 +67,7 @@ def tica(features: Trajectories, *, lag: int, epsilon: float = 1e-6) -> TICA:
       TypeError: values that are no real numbers, a lag that is no integer.
       ValueError: a lag that no trajectory is longer than, values that are not finite, features that never vary.
     """
-    x, y = snapshot_pairs(features, skip=lag)
+    x, y = snapshot_pairs(features, skip=lag, name="lag")
     mean, instantaneous, lagged = (np.asarray(part) for part in _moments(x, y))
     variances, axes = np.linalg.eigh(instantaneous)
     kept = np.flatnonzero(variances > epsilon * max(float(variances[-1]), 0))
@@ -126,12 +126,17 @@ def _products(series: Array, mean: Array, *, lags: int) -> Array:
 
 
 def decorrelation_time(correlation: Float[Array | np.ndarray, " lags"]) -> float:
-    """The first lag, between frames, at which the autocorrelation falls below 1/e; infinite where it does not."""
+    """The first lag, between frames, at which the autocorrelation falls below 1/e; infinite where it does not.
+
+    NaN where a value up to there is.
+    """
     values = np.asarray(correlation, np.float64)
-    below = np.flatnonzero(values < np.exp(-1))
+    below = np.flatnonzero(~(values >= np.exp(-1)))
     if len(below) == 0:
         return float("inf")
     after = int(below[0])
+    if np.isnan(values[after]):
+        return float("nan")
     if after == 0:
         return 0.0
     before = after - 1

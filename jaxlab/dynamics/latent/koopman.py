@@ -69,11 +69,21 @@ class KoopmanPropagator:
 
     def mean(self, z: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
         """The step without its noise."""
-        return (z @ self.operator.input_factor) @ self.operator.output_factor.mT
+        inner, outer = self.operator.input_factor, self.operator.output_factor
+        # Two thin products cost more than one where the rank is above half of the width.
+        return (z @ inner) @ outer.mT if 2 * inner.shape[1] <= inner.shape[0] else z @ self.operator.matrix
+
+    def forcing(self, noise: Float[Array, "*shape d"]) -> Float[Array, "*shape d"]:
+        """``F xi``."""
+        return noise @ self.noise.T
+
+    def advance(self, z: Float[Array, "*batch d"], forcing: Float[Array, "1 *batch d"]) -> Float[Array, "*batch d"]:
+        """The next state, from what is added to its mean."""
+        return self.mean(z) + forcing[0]
 
     def step(self, z: Float[Array, "*batch d"], noise: Float[Array, "1 *batch d"]) -> Float[Array, "*batch d"]:
         """The next state."""
-        return self.mean(z) + noise[0] @ self.noise.T
+        return self.advance(z, self.forcing(noise))
 
 
 def dynamic_mode_decomposition(
@@ -114,7 +124,7 @@ def fit_koopman(
     rank: int | None = None,
     noise: NoiseKind = "full",
     sigma: float | None = None,
-    held_out: tuple[Real[Array | np.ndarray, "_ d"], Real[Array | np.ndarray, "_ d"]] | None = None,
+    held_out: tuple[Real[Array | np.ndarray, "_ _"], Real[Array | np.ndarray, "_ _"]] | None = None,
 ) -> KoopmanPropagator:
     """`dynamic_mode_decomposition` with calibrated noise.
 
@@ -131,6 +141,10 @@ def fit_koopman(
     """
     operator = dynamic_mode_decomposition(x, y, rank=rank)
     before, after = check_pairs(*(held_out or (x, y)))
+    if before.shape[1] != len(operator.input_factor):
+        raise ValueError(
+            f"held-out pairs must have the {len(operator.input_factor)} latents of the others, got {before.shape[1]}"
+        )
     residuals = after - (before @ operator.input_factor) @ operator.output_factor.T
     return KoopmanPropagator(operator=operator, noise=noise_factor(residuals, kind=noise, sigma=sigma))
 

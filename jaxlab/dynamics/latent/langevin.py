@@ -11,8 +11,7 @@ a unit.
 Reference: Sengar et al., arXiv 2509.02196. Deviations:
 
 1. Latents are whitened (`fit_standardizer`), after which a ``dt`` of 1e-3 to 1e-2 is stable; the paper's latents are
-   not
-   and its ``dt`` is 1e-8 to 1e-10.
+   not and its ``dt`` is 1e-8 to 1e-10.
 2. The noise level ``t*`` of a learnt score is chosen on validation frames; the paper stands near 0.
 
 `langevin_solve` is the same process through diffrax, with any of its solvers; `LangevinPropagator` is what rollouts
@@ -56,7 +55,7 @@ class LangevinPropagator:
       params: of the score.
       drift_scale: ``T dt``, or ``dt`` in the variant of the code.
       noise_scale: ``sqrt(2 T dt)``.
-      clip: longest score vector, infinite for none.
+      clip: longest score vector, None for no limit.
       score_fn: ``score_fn(params, z)``. Compared by identity.
       stride: steps in one.
     """
@@ -64,7 +63,7 @@ class LangevinPropagator:
     params: PyTree
     drift_scale: Float[Array, ""]
     noise_scale: Float[Array, ""]
-    clip: Float[Array, ""]
+    clip: Float[Array, ""] | None
     score_fn: ScoreFunction = flax.struct.field(pytree_node=False)
     stride: int = flax.struct.field(pytree_node=False, default=1)
 
@@ -76,18 +75,28 @@ class LangevinPropagator:
     def drift(self, z: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
         """The score, shortened to the clip, times its scale."""
         score = self.score_fn(self.params, z)
+        if self.clip is None:
+            return self.drift_scale * score
         # Squares of a wild score overflow; the largest entry does not.
         largest = jnp.maximum(jnp.max(jnp.abs(score), axis=-1, keepdims=True), jnp.finfo(z.dtype).tiny)
         length = largest * jnp.linalg.norm(score / largest, axis=-1, keepdims=True)
         return self.drift_scale * score * jnp.minimum(1, self.clip / length)
 
+    def forcing(self, noise: Float[Array, "*shape d"]) -> Float[Array, "*shape d"]:
+        """``sqrt(2 T dt) xi``."""
+        return self.noise_scale * noise
+
+    def advance(self, z: Float[Array, "*batch d"], forcing: Float[Array, "s *batch d"]) -> Float[Array, "*batch d"]:
+        """The state ``stride`` steps later, from what is added in each."""
+
+        def one(z: Array, added: Array) -> tuple[Array, None]:
+            return z + self.drift(z) + added, None
+
+        return one(z, forcing[0])[0] if self.stride == 1 else lax.scan(one, z, forcing)[0]
+
     def step(self, z: Float[Array, "*batch d"], noise: Float[Array, "s *batch d"]) -> Float[Array, "*batch d"]:
         """The state ``stride`` steps later."""
-
-        def one(z: Array, drawn: Array) -> tuple[Array, None]:
-            return z + self.drift(z) + self.noise_scale * drawn, None
-
-        return one(z, noise[0])[0] if self.stride == 1 else lax.scan(one, z, noise)[0]
+        return self.advance(z, self.forcing(noise))
 
 
 def langevin_propagator(
@@ -136,7 +145,7 @@ def langevin_propagator(
         params=params,
         drift_scale=jnp.asarray(scale, jnp.float32),
         noise_scale=jnp.asarray(math.sqrt(2 * temperature * dt), jnp.float32),
-        clip=jnp.asarray(math.inf if clip is None else clip, jnp.float32),
+        clip=None if clip is None else jnp.asarray(clip, jnp.float32),
         score_fn=score_fn,
         stride=stride,
     )

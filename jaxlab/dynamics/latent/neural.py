@@ -10,8 +10,7 @@ parameters of the best validation loss.
 Reference: Sengar et al., arXiv 2509.02196. Deviations:
 
 1. ``residual=True`` (predict the change) is the default; ``residual=False`` is the paper's ``z_{t+1} = g(z_t) +
-   noise``.
-   Only the former stayed finite over long rollouts with full noise.
+   noise``. Only the former stayed finite over long rollouts with full noise.
 2. Weight decay and the choice by validation loss follow the paper; its released code has neither.
 3. Batches are drawn with replacement, and an epoch is as many of them as the training pairs fill.
 4. ``clip`` keeps states in a box around the training range (1.2 of its half width where given); the paper has no guard.
@@ -126,9 +125,17 @@ class NeuralPropagator:
         out = self.apply_fn(self.params, z, None)
         return z + out if self.residual else out
 
+    def forcing(self, noise: Float[Array, "*shape d"]) -> Float[Array, "*shape d"]:
+        """``F xi``."""
+        return noise @ self.noise.T
+
+    def advance(self, z: Float[Array, "*batch d"], forcing: Float[Array, "1 *batch d"]) -> Float[Array, "*batch d"]:
+        """The next state, from what is added to its mean."""
+        return jnp.clip(self.mean(z) + forcing[0], self.low, self.high)
+
     def step(self, z: Float[Array, "*batch d"], noise: Float[Array, "1 *batch d"]) -> Float[Array, "*batch d"]:
         """The next state."""
-        return jnp.clip(self.mean(z) + noise[0] @ self.noise.T, self.low, self.high)
+        return self.advance(z, self.forcing(noise))
 
 
 class NeuralState(NamedTuple):

@@ -22,12 +22,15 @@ __all__ = ["check_pairs", "snapshot_pairs"]
 Trajectories = Real[Array | np.ndarray, "t d"] | Sequence[Real[Array | np.ndarray, "_ d"]]
 
 
-def snapshot_pairs(trajectories: Trajectories, *, skip: int = 1) -> tuple[Float[Array, "n d"], Float[Array, "n d"]]:
+def snapshot_pairs(
+    trajectories: Trajectories, *, skip: int = 1, name: str = "skip"
+) -> tuple[Float[Array, "n d"], Float[Array, "n d"]]:
     """All pairs of states ``skip`` frames apart.
 
     Args:
       trajectories: one trajectory ``[time, latent]``, or several of one width.
       skip: frames between the two states, at least 1.
+      name: of the skip in messages.
 
     Returns:
       The earlier and the later states, row by row.
@@ -37,7 +40,7 @@ def snapshot_pairs(trajectories: Trajectories, *, skip: int = 1) -> tuple[Float[
       ValueError: no trajectory, differing widths, values that are not finite, a skip below 1 or that no trajectory is
         long enough for.
     """
-    skip = integer("skip", skip)
+    skip = integer(name, skip)
     several = list(trajectories) if isinstance(trajectories, Sequence) else [trajectories]
     if not several:
         raise ValueError("no trajectory was given")
@@ -47,7 +50,11 @@ def snapshot_pairs(trajectories: Trajectories, *, skip: int = 1) -> tuple[Float[
         raise ValueError(f"trajectories must have one latent width, got {widths}")
     longest = max(map(len, arrays))
     if not 1 <= skip < longest:
-        raise ValueError(f"skip must be in [1, {longest - 1}] for trajectories of at most {longest} frames, got {skip}")
+        raise ValueError(
+            f"{name} must be in [1, {longest - 1}] for trajectories of at most {longest} frames, got {skip}"
+            if longest > 1
+            else f"a pair needs a trajectory of at least 2 frames, the longest has {longest}"
+        )
     for one in arrays:
         check_finite("a trajectory", one)
     before = [one[: max(len(one) - skip, 0)] for one in map(_host, arrays)]

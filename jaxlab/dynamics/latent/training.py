@@ -65,8 +65,14 @@ def train(
 
     Returns:
       The state after the last step, and the loss of each batch.
+
+    Raises:
+      ValueError: no row, no step, an empty batch.
     """
     rows = len(jax.tree.leaves(data)[0])
+    for name, value in (("rows", rows), ("steps", steps), ("batch_size", batch_size)):
+        if value < 1:
+            raise ValueError(f"{name} of a training must be at least 1, got {value}")
     of_batches, of_losses = jax.random.split(key)
     batches = jax.random.randint(of_batches, (steps * batch_size,), 0, rows).reshape(steps, batch_size)
 

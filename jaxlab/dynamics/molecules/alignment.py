@@ -48,9 +48,15 @@ def align(
 
 @jax.jit
 def root_mean_square_deviation(
-    x: Float[Array | np.ndarray, "*#frames n 3"], y: Float[Array | np.ndarray, "*#frames n 3"]
+    x: Float[Array | np.ndarray, "*#frames n 3"], y: Float[Array | np.ndarray, "*#frames _ 3"]
 ) -> Float[Array, "..."]:
-    """Root of the mean over atoms of the squared distances, without superposition, in the unit of the coordinates."""
+    """Root of the mean over atoms of the squared distances, without superposition, in the unit of the coordinates.
+
+    Raises:
+      ValueError: frames of different atoms.
+    """
+    if np.shape(x)[-2:] != np.shape(y)[-2:]:
+        raise ValueError(f"frames must hold the same atoms, got {np.shape(x)[-2:]} and {np.shape(y)[-2:]}")
     return jnp.sqrt(jnp.mean(jnp.sum((jnp.asarray(x) - y) ** 2, axis=-1), axis=-1))
 
 

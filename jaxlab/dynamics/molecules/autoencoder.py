@@ -256,7 +256,7 @@ def encode(
     atoms = len(autoencoder.reference)
     if np.ndim(x) != 3 or np.shape(x)[1:] != (atoms, 3):
         raise ValueError(f"frames must be [frame, {atoms} atoms, 3], as the autoencoder's, got shape {np.shape(x)}")
-    return _in_chunks(_align_and_encode, autoencoder, x, chunk, atoms)
+    return _in_chunks(_align_and_encode, autoencoder, x, chunk, name="frames")
 
 
 def decode(
@@ -264,13 +264,21 @@ def decode(
 ) -> Float[np.ndarray, "frames n 3"]:
     """Coordinates of latents, in chunks of frames.
 
+    Memory is that of the coordinates and of one chunk, whatever the number of frames: three layers of ``chunk * atoms``
+    rows at most.
+
+    Args:
+      autoencoder: of the molecule.
+      z: latents.
+      chunk: frames at once; ``None`` takes as many as fill 64 MiB a layer of 128.
+
     Raises:
       TypeError: values that are no real numbers.
       ValueError: latents of another width than H x W, values that are not finite, a chunk below 1.
     """
     if np.ndim(z) != 2 or np.shape(z)[1] != autoencoder.width:
         raise ValueError(f"latents must be [frame, {autoencoder.width}], as the pooling gives, got {np.shape(z)}")
-    return _in_chunks(_decode, autoencoder, z, chunk, len(autoencoder.reference))
+    return _in_chunks(_decode, autoencoder, z, chunk, name="latents")
 
 
 def _in_chunks(
@@ -278,22 +286,29 @@ def _in_chunks(
     autoencoder: Autoencoder,
     values: Any,
     chunk: int | None,
-    atoms: int,
+    *,
+    name: str,
 ) -> np.ndarray:
+    atoms = len(autoencoder.reference)
     chunk = max(1, _ROW_BUDGET // atoms) if chunk is None else chunk
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1, got {chunk}")
-    chunk = min(chunk, max(1, len(values)))
-    parts = []
+    if len(values) == 0:
+        raise ValueError("there is no frame")
+    chunk = min(chunk, len(values))
+    out: np.ndarray | None = None
     for start in range(0, len(values), chunk):
         part = np.asarray(values[start : start + chunk])
-        check_finite("frames or latents", real_array("values", part, "[row, column]"))
         # The last chunk is filled up, so that one compiled program serves all.
-        padded = np.concatenate([part, np.repeat(part[-1:], chunk - len(part), axis=0)])
-        parts.append(np.asarray(function(autoencoder, real_array("values", padded, "[row, column]")))[: len(part)])
-    if not parts:
-        raise ValueError("there is no frame")
-    return np.concatenate(parts)
+        padded = real_array(name, np.concatenate([part, np.repeat(part[-1:], chunk - len(part), axis=0)]), "[frame, -]")
+        if not np.all(np.isfinite(padded)):
+            check_finite(f"{name} from {start} on", jnp.asarray(part))
+        found = np.asarray(function(autoencoder, padded))[: len(part)]
+        # Filled in place: a list of all chunks and their concatenation would hold the trajectory twice.
+        out = np.empty((len(values), *found.shape[1:]), found.dtype) if out is None else out
+        out[start : start + len(part)] = found
+    assert out is not None
+    return out
 
 
 def _align_and_encode(autoencoder: Autoencoder, x: Array) -> Array:

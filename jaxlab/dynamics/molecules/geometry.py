@@ -5,7 +5,8 @@ With bonds ``b1, b2, b3`` between four atoms, normals ``n1 = b1 x b2`` and ``n2 
 .. math::
     \phi = \mathrm{atan2}\big(|b_2|\, b_1 \cdot n_2,\; n_1 \cdot n_2\big) .
 
-Atoms that coincide or lie on one line have no dihedral; they give 0 and no gradient. Within some hundredths of an
+Atoms that coincide or lie on one line have no dihedral; they give 0 and no gradient; coordinates that are not finite
+give NaN. Within some hundredths of an
 angstrom they count as such: the gradient of the angle grows without bound towards them.
 
 Example:
@@ -33,9 +34,12 @@ def dihedrals(
     """Angles in (-pi, pi] of quadruples of atoms.
 
     Raises:
+      TypeError: atoms that are no integers.
       ValueError: not four atoms, or an atom that does not exist.
     """
     index = np.asarray(quadruples)
+    if index.size and not np.issubdtype(index.dtype, np.integer):
+        raise TypeError(f"atoms are numbered by integers, got {index.dtype}")
     if index.ndim != 2 or index.shape[1] != 4:
         raise ValueError(f"a dihedral takes four atoms, got indices of shape {index.shape}")
     if index.size and not (index.min() >= 0 and index.max() < np.shape(x)[-2]):
@@ -50,9 +54,11 @@ def _dihedrals(x: Array, index: Array) -> Array:
     normal, other = jnp.cross(first, middle), jnp.cross(middle, last)
     length = jnp.sqrt(jnp.maximum(jnp.sum(middle**2, -1), 1e-30))
     sine, cosine = length * jnp.sum(first * other, -1), jnp.sum(normal * other, -1)
-    defined = sine**2 + cosine**2 > _DEGENERATE
+    size = sine**2 + cosine**2
+    defined = size > _DEGENERATE
     # atan2 at the origin has no gradient.
-    return jnp.where(defined, jnp.arctan2(jnp.where(defined, sine, 0), jnp.where(defined, cosine, 1)), 0)
+    angle = jnp.where(defined, jnp.arctan2(jnp.where(defined, sine, 0), jnp.where(defined, cosine, 1)), 0)
+    return jnp.where(jnp.isfinite(size), angle, jnp.nan)
 
 
 @jax.jit

@@ -57,8 +57,10 @@ def residue_pool_matrix(residues: Sequence[int] | np.ndarray, outputs: int) -> F
       ValueError: no atom, no output.
     """
     residues = np.asarray(residues)
-    if residues.ndim != 1 or len(residues) == 0 or not np.issubdtype(residues.dtype, np.integer):
-        raise ValueError(f"residues must be one integer an atom, got shape {residues.shape} of {residues.dtype}")
+    if residues.size and not np.issubdtype(residues.dtype, np.integer):
+        raise TypeError(f"residues must be integers, got {residues.dtype}")
+    if residues.ndim != 1 or len(residues) == 0:
+        raise ValueError(f"residues must be one integer an atom, got shape {residues.shape}")
     _, first = np.unique(residues, return_index=True)
     rows = []
     for residue in residues[np.sort(first)]:

@@ -35,15 +35,21 @@ THRESHOLDS = (0.5, 1.0, 2.0, 4.0)
 
 @partial(jax.jit, static_argnames="radius")
 def lddt(
-    x: Float[Array | np.ndarray, "frames n 3"], reference: Float[Array | np.ndarray, "n 3"], *, radius: float = 15.0
+    x: Float[Array | np.ndarray, "frames n 3"], reference: Float[Array | np.ndarray, "_ 3"], *, radius: float = 15.0
 ) -> Float[Array, " frames"]:
     """Local distance difference test of each frame, in [0, 1]; NaN frames give NaN.
 
     Args:
       x: frames.
       reference: what they are compared with, for a rollout its initial frame.
-      radius: pairs closer than this in the reference count; NaN where there is none.
+      radius: pairs closer than this in the reference count; NaN where there is none, as for a single atom.
+
+    Raises:
+      ValueError: frames of other atoms than the reference.
     """
+    if np.ndim(x) != 3 or np.shape(x)[1:] != np.shape(reference):
+        # One atom would be broadcast against many, and the score be of nothing.
+        raise ValueError(f"frames and reference must hold the same atoms, got {np.shape(x)} and {np.shape(reference)}")
     wanted = _distances(jnp.asarray(reference))
     counted = (wanted < radius) & ~jnp.eye(len(wanted), dtype=bool)
 
@@ -78,9 +84,13 @@ def contact_frequencies(
       separation: residues that lie at least so far apart in the sequence count.
 
     Raises:
-      ValueError: another number of residues than atoms.
+      ValueError: no frame, another number of residues than atoms, a cutoff that is not positive.
     """
     residues = np.asarray(residues)
+    if len(x) == 0:
+        raise ValueError("there is no frame")
+    if not cutoff > 0:
+        raise ValueError(f"cutoff must be positive, got {cutoff}")
     if residues.shape != np.shape(x)[1:2]:
         raise ValueError(f"one residue for each of the {np.shape(x)[1]} atoms is needed, got shape {residues.shape}")
     counts = np.abs(residues[:, None] - residues[None, :]) >= separation

@@ -75,20 +75,26 @@ def mdtraj_module() -> ModuleType:
 
 
 def read_trajectory(
-    topology: Path | str, trajectories: Sequence[Path | str] | Path | str, *, stride: int = 1, hydrogens: bool = False
+    topology: Path | str,
+    trajectories: Sequence[Path | str] | Path | str,
+    *,
+    stride: int = 1,
+    hydrogens: bool = False,
+    water: bool = False,
 ) -> Trajectory:
-    """Read frames of the heavy atoms.
+    """Read frames of the heavy atoms, water left out: a solvent has no place that a latent could stand for.
 
     Args:
       topology: PDB, PSF or any other that mdtraj reads.
       trajectories: DCD, XTC or others, in time order.
       stride: keep every stride-th frame of each file.
       hydrogens: keep hydrogens too.
+      water: keep water too.
 
     Raises:
-      OSError: a file cannot be read. ValueError: mdtraj is missing, a file is of no kind that it reads or has another
-      number of atoms than the topology,
-        no frame, coordinates that are not finite, a stride below 1.
+      OSError: a file cannot be read.
+      ValueError: mdtraj is missing, a file is of no kind that it reads or has another number of atoms than the
+        topology, no frame, no heavy atom, coordinates that are not finite, a stride below 1.
     """
     mdtraj = mdtraj_module()
     paths = [Path(one) for one in ([trajectories] if isinstance(trajectories, Path | str) else trajectories)]
@@ -99,9 +105,13 @@ def read_trajectory(
         if not path.is_file():
             raise FileNotFoundError(f"no such file: {path}")
     whole = _topology(mdtraj, topology)
-    kept = [atom.index for atom in whole.atoms if hydrogens or not _is_hydrogen(atom)]
+    kept = [
+        atom.index
+        for atom in whole.atoms
+        if (hydrogens or not _is_hydrogen(atom)) and (water or not atom.residue.is_water)
+    ]
     if not kept:
-        raise ValueError(f"{topology} has no heavy atom")
+        raise ValueError(f"{topology} has no heavy atom" + ("" if water else " but water's"))
     pieces = []
     for path in paths:
         try:
@@ -127,8 +137,11 @@ def trajectory_of(
       lengths: frames of each part; ``None`` for one part.
 
     Raises:
-      ValueError: no frame, another number of atoms, coordinates that are not finite.
+      ValueError: no frame, no atom, another number of atoms, coordinates that are not finite, lengths of more or fewer
+        frames than there are.
     """
+    if topology.n_atoms < 1:
+        raise ValueError("the topology has no atom")
     if frames.shape[1:] != (topology.n_atoms, 3):
         raise ValueError(f"the topology has {topology.n_atoms} atoms, the frames have shape {frames.shape}")
     if len(frames) == 0:
@@ -136,6 +149,8 @@ def trajectory_of(
     if not np.all(np.isfinite(frames)):
         frame, atom = np.argwhere(~np.isfinite(frames))[0][:2]
         raise ValueError(f"a coordinate is not finite, the first in frame {frame}, atom {atom}")
+    if lengths is not None and (min(lengths, default=0) < 0 or sum(lengths) != len(frames)):
+        raise ValueError(f"lengths must add up to the {len(frames)} frames, got {list(lengths)}")
     atoms = list(topology.atoms)
     return Trajectory(
         frames=frames,

@@ -1,21 +1,34 @@
-"""Latent propagators on alanine dipeptide: what the paper promises, measured.
+r"""Latent propagators on alanine dipeptide: what the paper promises, measured.
 
 Sengar et al., arXiv 2509.02196. An LD-FPG autoencoder is trained on 70 % of a trajectory; three propagators are fitted
-on its latents, with a further 10 % to stop, to calibrate noise and to choose the noise level of the score; long
-rollouts from held-out frames are decoded and compared with all of the simulation. The trajectory is the one in
+on its latents, with a further 10 % to stop, to calibrate noise and to choose what is chosen (Koopman's rank, the
+network's width and epochs, the noise level of the score: `jaxlab.experiments.gldp.choosing`); long rollouts from frames
+of the last 20 % are decoded and compared with all of the simulation. The trajectory is the one in
 ``$JAXLAB_DATA/alanine_dipeptide`` (20 000 frames, 1 ps apart, 300 K), and otherwise simulated with OpenMM (0.2 ps, 350
 K).
 
 Choices that the paper does not make:
 
 1. All rollouts have full calibrated noise and all frames are the reference; the divergence of the two halves of the
-   trajectory is the noise floor.
-2. The network's learning rate decays, for at a constant one the populations of the two basins differ by more between
-   seeds than between methods. Koopman has full rank; rank 10 was a little better at one frame a step (0.080 against
-   0.084 at ``quick``).
-3. The network's states are kept in a box of 1.2 times the training range: what it was never shown it extrapolates, and
+   trajectory is the noise floor of a rollout.
+2. The floor of the autoencoder is another one. It is given the test frames and returns each of them, so that a perfect
+   one has a divergence of zero from them, and what slow motion makes of their populations is in both maps alike: a
+   floor made of other frames (the halves, the training frames) would hold that difference, which the autoencoder never
+   sees, and be too lenient. What remains is the number of frames: a perfect sampler of the ensemble of the test frames,
+   asked for as many, draws n of them independently. Its counts are multinomial, and over the K bins of any probability
+
+   .. math::
+       E\, \mathrm{JSD}(p, \hat p_n) = \frac{1}{8} \sum_i \frac{\mathrm{Var}\, \hat p_i}{p_i} + O(n^{-2})
+       = \frac{K - 1}{8 n} + O(n^{-2}),
+
+   the smallest error that any n frames but the test frames themselves show; of two finite samples it would be twice
+   that, of frames correlated in time more. The claim is that the autoencoder loses less than sampling does. Since bins
+   of a few frames do not follow the expansion, the mean over resamples is taken and not the formula.
+3. The network's learning rate decays, for at a constant one the populations of the two basins differ by more between
+   seeds than between methods. A decaying rate of the autoencoder was tried at ``quick`` and is worse there.
+4. The network's states are kept in a box of 1.2 times the training range: what it was never shown it extrapolates, and
    one training in some then runs away. Linear and Langevin dynamics have no such guard.
-4. Times are in frames of the trajectory; Langevin's clock is arbitrary and only its ensemble is judged.
+5. Times are in frames of the trajectory; Langevin's clock is arbitrary and only its ensemble is judged.
 """
 
 from collections.abc import Sequence
@@ -34,14 +47,32 @@ from jaxlab.dynamics.latent import (
 )
 from jaxlab.dynamics.molecules.alanine_dipeptide import load_alanine_dipeptide
 from jaxlab.experiments.base import Experiment, Run
+from jaxlab.experiments.gldp.choosing import (
+    choose_level,
+    choose_network,
+    choose_rank,
+    koopman,
+    network,
+    network_state,
+)
 from jaxlab.experiments.gldp.config import CLAIMS, PRESETS, Config
-from jaxlab.experiments.gldp.judging import METRICS, ROLLOUT_METRICS, Reference, Setting, cut, judge_frames, kinetics
-from jaxlab.experiments.gldp.reporting import report
-from jaxlab.experiments.gldp.training import train_autoencoder, train_network, train_score
+from jaxlab.experiments.gldp.judging import (
+    BINS,
+    METRICS,
+    ROLLOUT_METRICS,
+    Reference,
+    Setting,
+    angles,
+    cut,
+    judge_frames,
+    kinetics,
+    sampling_floor,
+)
+from jaxlab.experiments.gldp.reporting import Choices, report
+from jaxlab.experiments.gldp.training import train_autoencoder, train_score
 
 __all__ = ["EXPERIMENT", "Config"]
 
-_CLIP = 1.2  # of the training range
 _COLLAPSED = 0.01  # a standard deviation of the released code
 
 
@@ -87,8 +118,17 @@ def run(config: Config, run: Run) -> None:
     )
     recorded = _recorded(setting)
     _judge_autoencoder(run, setting, recorded)
+    _, rank = choose_rank(setting, run, key=keys["ranks"], cost=costs["ranks"])
+    _, size = choose_network(
+        setting, run, key=keys["networks"], cost=lambda width, epochs: _training_cost(config, width, epochs)
+    )
     share = costs["neural"] / config.seeds
-    networks = [_train_network(setting, run, keys["neural"], k, share) for k in range(config.seeds)]
+    states = [
+        network_state(
+            setting, run, f"neural-{k}", size, config.skip, key=jax.random.fold_in(keys["neural"], k), cost=share
+        )
+        for k in range(config.seeds)
+    ]
     schedule = DiffusionSchedule.linear()
     score = train_score(
         run,
@@ -99,29 +139,35 @@ def run(config: Config, run: Run) -> None:
         key=keys["score"],
         cost=costs["score"],
     )
-    sweep, chosen, langevin = _noise_levels(setting, run, score, schedule, keys["levels"], costs["levels"])
-    koopman = _koopman(setting, config.skip)
-    found = _rollouts(setting, run, koopman, networks, langevin, keys["rollouts"], costs["rollouts"])
+    sweep, level, langevin = choose_level(setting, run, score, schedule, key=keys["levels"], cost=costs["levels"])
+    choices = Choices(rank=rank, network=size, level=level, sweep=sweep)
+    found = _rollouts(setting, run, choices, states, langevin, keys["rollouts"], costs["rollouts"])
     independent = _independent(setting, score, schedule, train, keys["independent"])
-    search = _search(setting, run, keys["search"], costs["search"]) if config.skips else {}
-    report(setting, run, recorded, found, independent, sweep, chosen, search, spacing)
+    search = _search(setting, run, choices, keys["search"], costs["search"]) if config.skips else {}
+    report(setting, run, recorded, found, independent, choices, search, spacing)
+
+
+def _training_cost(config: Config, width: int, epochs: int) -> float:
+    return 1 + 4e-8 * width**2 * epochs * config.frames / 100
 
 
 def _costs(config: Config) -> dict[str, float]:
     """Seconds of a quiet core, roughly."""
     rows = config.replicas * config.steps
+    largest = _training_cost(config, max(config.widths), max(config.epochs))
     costs = {
         "encoder": 0.003 * config.encoder_steps,
         "decoder": 0.01 * config.decoder_steps,
-        "neural": 4e-8 * config.network**2 * config.epochs * config.frames / 100,
+        "ranks": 0.5 * len(config.ranks),
+        "networks": sum(_training_cost(config, *size) for size in config.networks),
+        "neural": config.seeds * largest,
         "score": 4e-8 * config.score_network**2 * config.score_steps,
         "levels": 2e-5 * config.steps * config.stride * len(config.noise_levels) / 8,
         "rollouts": (config.seeds + 3) * (3 + 1e-5 * rows) + 2e-5 * config.steps * config.stride,
         "independent": 0.0,
     }
     if config.skips:
-        costs["search"] = len(config.skips) * (3 + costs["neural"])
-    costs["neural"] *= config.seeds
+        costs["search"] = len(config.skips) * (3 + largest)
     return costs
 
 
@@ -145,95 +191,40 @@ def _judge_autoencoder(run: Run, setting: Setting, recorded: dict[str, Any]) -> 
     test = np.concatenate([np.arange(piece.start, piece.stop) for piece in setting.pieces["test"]])
     decoded = molecules.decode(setting.autoencoder, setting.z)
     error = float(molecules.root_mean_square_deviation(decoded[test], setting.reference.aligned[test]).mean())
-    of_test = judge_frames(setting.reference, decoded[test], setting.reference.angles[test])
-    # As many frames as are compared: the divergence of fewer is larger by chance alone.
-    others = np.concatenate([setting.reference.angles[piece] for piece in setting.pieces["train"]])
-    floor = float(latent.histogram_divergence_2d(setting.reference.angles[test], others))
+    floor = sampling_floor(setting.reference.angles[test])
     found = judge_frames(setting.reference, decoded)
     recorded["reconstruction"] = found
-    run.measure("autoencoder_is_faithful", max(error / 0.2, float(of_test["jsd"]) / floor))
-    run.row("reconstruction", rmsd=error, **{name: float(found[name]) for name in METRICS})
-
-
-def _koopman(setting: Setting, skip: int, **noise: Any) -> Propagator:
-    fitted = latent.fit_koopman(*setting.pairs("train", skip), held_out=setting.pairs("validation", skip), **noise)
-    return latent.stabilize(fitted)
-
-
-def _train_network(
-    setting: Setting, run: Run, key: Any, seed: int, cost: float, *, skip: int | None = None
-) -> NeuralState:
-    config = setting.config
-    skip, name = (config.skip, f"neural-{seed}") if skip is None else (skip, f"search-{skip}")
-    pairs = setting.pairs("train", skip)
-    held_out = setting.pairs("validation", skip)
-    settings = config.neural(len(pairs[0]))
-    return train_network(run, name, pairs, held_out, settings, key=jax.random.fold_in(key, seed), cost=cost)
-
-
-def _network(setting: Setting, state: NeuralState, skip: int, **noise: Any) -> Propagator:
-    pairs, held_out = setting.pairs("train", skip), setting.pairs("validation", skip)
-    return latent.finish_neural(state, pairs, held_out, setting.config.neural(len(pairs[0])), clip=_CLIP, **noise)
-
-
-def _noise_levels(
-    setting: Setting, run: Run, score: Any, schedule: DiffusionSchedule, key: Any, cost: float
-) -> tuple[dict[str, np.ndarray], int, Propagator]:
-    """Rollouts at every noise level, compared with the validation frames and, for the claim, with all."""
-    config = setting.config
-    validation = np.concatenate([setting.reference.angles[piece] for piece in setting.pieces["validation"]])
-    noise = np.asarray(schedule.noise)
-    levels = [int(np.abs(noise - wanted).argmin()) for wanted in config.noise_levels]
-
-    def propagator(level: int) -> Propagator:
-        return latent.langevin_propagator(
-            latent.denoising_score(config.diffusion),
-            latent.score_parameters(score, schedule, level),
-            dt=config.langevin_step,
-            stride=config.stride,
-            smallest_variance=1.0,
+    divergence = float(
+        latent.histogram_divergence_2d(
+            angles(setting.reference.trajectory, decoded[test]), setting.angles("test"), bins=BINS
         )
-
-    replicas = 4 * config.replicas
-    start = setting.start(setting.white, replicas)
-
-    def body(carry: tuple, i: int) -> tuple[tuple, dict]:
-        found = latent.rollout(
-            propagator(levels[i]), start, max(10, config.steps // 10), key=jax.random.fold_in(key, i), guard=1e3
-        )
-        on_validation = setting.judge(found, setting.white, skip=1, target=validation)
-        return carry, {"validation": on_validation["jsd"], "all": setting.judge(found, setting.white, skip=1)["jsd"]}
-
-    _, sweep = run.loop(
-        "noise-levels",
-        body,
-        (),
-        len(levels),
-        cost=cost,
-        log=lambda i, o: {"noise_level": float(noise[levels[i]]), "all": o["all"], "validation": o["validation"]},
     )
-    chosen = int(np.argmin(sweep["validation"]))
-    return sweep, chosen, propagator(levels[chosen])
+    run.measure("autoencoder_is_faithful", max(error / 0.2, divergence / floor))
+    run.row("reconstruction", rmsd=error, **{name: float(found[name]) for name in METRICS})
+    run.note(
+        f"Autoencoder on test frames: {error:.3f} A, divergence {divergence:.4f} against {floor:.4f} of a "
+        "perfect sampler."
+    )
 
 
 def _rollouts(
     setting: Setting,
     run: Run,
-    koopman: Propagator,
-    networks: Sequence[NeuralState],
+    choices: Choices,
+    states: Sequence[NeuralState],
     langevin: Propagator,
     key: Any,
     cost: float,
 ) -> dict[str, dict[str, np.ndarray]]:
     """Every propagator, and two of them with the small noise of the released code."""
     config = setting.config
-    standard, fixed = setting.standard, {"noise": "fixed", "sigma": _COLLAPSED}
+    skip, standard, fixed = config.skip, setting.standard, {"noise": "fixed", "sigma": _COLLAPSED}
     jobs: list[tuple[str, Propagator, Standardizer]] = [
-        ("koopman", koopman, standard),
-        *((f"neural_{k}", _network(setting, state, config.skip), standard) for k, state in enumerate(networks)),
+        ("koopman", koopman(setting, choices.rank, skip), standard),
+        *((f"neural_{k}", network(setting, state, choices.network, skip), standard) for k, state in enumerate(states)),
         ("langevin", langevin, setting.white),
-        ("koopman_small_noise", _koopman(setting, config.skip, **fixed), standard),
-        ("neural_small_noise", _network(setting, networks[0], config.skip, **fixed), standard),
+        ("koopman_small_noise", koopman(setting, choices.rank, skip, **fixed), standard),
+        ("neural_small_noise", network(setting, states[0], choices.network, skip, **fixed), standard),
     ]
 
     def body(carry: tuple, i: int) -> tuple[tuple, dict]:
@@ -241,7 +232,7 @@ def _rollouts(
         start = setting.start(standardizer, config.replicas)
         # Two independent rollouts of Koopman would differ by less than its distance to the others.
         found = latent.rollout(propagator, start, config.steps, key=jax.random.fold_in(key, i), guard=1e3)
-        return carry, setting.judge(found, standardizer, skip=config.skip)
+        return carry, setting.judge(found, standardizer, skip=skip)
 
     _, found = run.loop(
         "rollouts",
@@ -276,8 +267,8 @@ def _independent(
     return found
 
 
-def _search(setting: Setting, run: Run, key: Any, cost: float) -> dict[str, np.ndarray]:
-    """The slowest time of rollouts whose step spans more and more frames."""
+def _search(setting: Setting, run: Run, choices: Choices, key: Any, cost: float) -> dict[str, np.ndarray]:
+    """The slowest time of rollouts whose step spans more and more frames, with the sizes chosen for one step."""
     config = setting.config
     longest = min(piece.stop - piece.start for piece in setting.pieces["validation"])
     skips = [skip for skip in config.skips if skip < longest]
@@ -287,13 +278,14 @@ def _search(setting: Setting, run: Run, key: Any, cost: float) -> dict[str, np.n
     for skip in config.skips:
         if skip not in skips:
             raise ValueError(f"skips must be below the {longest} validation frames, got {skip}")
-        state = _train_network(setting, run, key, skip, half, skip=skip)
+        of_skip = jax.random.fold_in(key, skip)
+        state = network_state(setting, run, f"search-{skip}", choices.network, skip, key=of_skip, cost=half)
 
         def body(skip: int = skip, state: NeuralState = state) -> dict[str, np.ndarray]:
             out: dict[str, np.ndarray] = {}
             for name, propagator in (
-                ("koopman", _koopman(setting, skip)),
-                ("neural", _network(setting, state, skip)),
+                ("koopman", koopman(setting, choices.rank, skip)),
+                ("neural", network(setting, state, choices.network, skip)),
             ):
                 start = setting.start(setting.standard, config.replicas)
                 steps = max(10, config.steps // 4)
@@ -322,9 +314,9 @@ def _shapes(config: Config) -> Any:
         params, statistics = init_decoder(key, settings, settings.pooled[0] * settings.pooled[1])
         z = jnp.zeros((config.batch, settings.pooled[0] * settings.pooled[1]))
         frames, _ = decode_frames(params, statistics, z, jnp.zeros((atoms, config.hidden)))
-        network = latent.start_neural(key, z.shape[1], config.neural(config.frames))
+        state = latent.start_neural(key, z.shape[1], config.neural(config.frames, *config.networks[-1]))
         score = latent.start_diffusion(key, z.shape[1], config.diffusion)
-        return {"encoder": init_encoder(key, settings), "frames": frames, "neural": network, "score": score.params}
+        return {"encoder": init_encoder(key, settings), "frames": frames, "neural": state, "score": score.params}
 
     return jax.eval_shape(build, jax.random.key(0))
 

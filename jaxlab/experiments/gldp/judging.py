@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -63,17 +64,33 @@ class Setting:
         u = np.asarray(self.standard.forward(self.z))
         return latent.snapshot_pairs([u[piece] for piece in self.pieces[part]], skip=skip)
 
-    def start(self, standardizer: Standardizer, replicas: int) -> np.ndarray:
+    def start(self, standardizer: Standardizer, replicas: int, *, part: str = "test") -> np.ndarray:
         """Held-out frames, evenly spaced."""
-        frames = np.concatenate([self.z[piece] for piece in self.pieces["test"]])
+        frames = np.concatenate([self.z[piece] for piece in self.pieces[part]])
         chosen = np.linspace(0, len(frames) - 1, replicas).astype(int)
         return np.asarray(standardizer.forward(frames[chosen]))
 
-    def judge(self, found: Rollout, standardizer: Standardizer, *, skip: int, **options: Any) -> dict[str, np.ndarray]:
+    def judge(self, found: Rollout, standardizer: Standardizer, *, skip: int) -> dict[str, np.ndarray]:
         """Of a rollout."""
-        states = found.path.shape[0] * found.path.shape[1]
-        every = max(1, states // self.config.decoded)
-        return judge_rollout(self.reference, self.autoencoder, standardizer, found, skip=skip, every=every, **options)
+        return judge_rollout(self.reference, self.autoencoder, standardizer, found, skip=skip, every=self._every(found))
+
+    def divergences(self, found: Rollout, standardizer: Standardizer) -> dict[str, np.ndarray]:
+        """Of the (phi, psi) map of a rollout from that of the validation frames, and from that of all."""
+        states = found.states()[:: self._every(found)]
+        frames = molecules.decode(self.autoencoder, np.asarray(standardizer.inverse(states)))
+        rolled = angles(self.reference.trajectory, frames)
+        targets = {"validation": self.angles("validation"), "all": self.reference.angles}
+        return {
+            name: np.asarray(latent.histogram_divergence_2d(rolled, target, bins=BINS))
+            for name, target in targets.items()
+        }
+
+    def angles(self, part: str) -> np.ndarray:
+        """Phi and psi of a part of the trajectory."""
+        return np.concatenate([self.reference.angles[piece] for piece in self.pieces[part]])
+
+    def _every(self, found: Rollout) -> int:
+        return max(1, found.path.shape[0] * found.path.shape[1] // self.config.decoded)
 
 
 def cut(lengths: Sequence[int], begin: int, end: int) -> list[slice]:
@@ -87,6 +104,14 @@ def angles(trajectory: Trajectory, frames: np.ndarray) -> np.ndarray:
     """Phi and psi, ``[frame, 2]``."""
     quadruples = np.concatenate([trajectory.dihedrals[kind] for kind in ("phi", "psi")])
     return np.asarray(molecules.dihedrals(frames, quadruples))
+
+
+def sampling_floor(found: np.ndarray, *, resamples: int = 64) -> float:
+    """Mean divergence of as many independent draws from samples of (phi, psi) from the samples themselves."""
+    counts, _, _ = np.histogram2d(found[:, 0], found[:, 1], bins=[_EDGES, _EDGES])
+    drawn = np.random.default_rng(0).multinomial(len(found), counts.ravel() / counts.sum(), size=resamples)
+    pairs = jax.vmap(latent.jensen_shannon, in_axes=(0, None))
+    return float(pairs(jnp.asarray(drawn, jnp.float32), jnp.asarray(counts.ravel(), jnp.float32)).mean())
 
 
 def judge_frames(reference: Reference, frames: np.ndarray, target: np.ndarray | None = None) -> dict[str, np.ndarray]:
@@ -182,4 +207,4 @@ def kinetics(features: Sequence[np.ndarray], *, lag: int, lags: int) -> dict[str
     }
 
 
-__all__ += ["angles", "kinetics"]
+__all__ += ["angles", "kinetics", "sampling_floor"]

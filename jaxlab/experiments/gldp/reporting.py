@@ -1,5 +1,6 @@
 """From what was measured to the table, the claims and the pictures."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,24 @@ from jaxlab.experiments.base import Run
 from jaxlab.experiments.gldp import plots
 from jaxlab.experiments.gldp.judging import METRICS, ROLLOUT_METRICS, Setting
 
-__all__ = ["report"]
+__all__ = ["Choices", "report"]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What validation frames chose.
+
+    Attributes:
+      rank: of Koopman.
+      network: width and epochs.
+      level: place of the noise level.
+      sweep: divergences at all noise levels.
+    """
+
+    rank: int
+    network: tuple[int, int]
+    level: int
+    sweep: dict[str, np.ndarray]
 
 
 def report(
@@ -18,12 +36,12 @@ def report(
     recorded: dict[str, Any],
     found: dict[str, dict[str, np.ndarray]],
     independent: dict[str, dict[str, np.ndarray]],
-    sweep: dict[str, np.ndarray],
-    chosen: int,
+    choices: Choices,
     search: dict[str, np.ndarray],
     spacing: float,
 ) -> None:
     config, slow = setting.config, recorded["kinetics"]
+    sweep, chosen = choices.sweep, choices.level
     truth = float(slow["t1"])
     trained = [found[f"neural_{k}"] for k in range(config.seeds)]
     for name, rolled in found.items():
@@ -50,8 +68,10 @@ def report(
     phi, psi = (float(np.mean(values[f"jsd_{angle}"] / found["koopman"][f"jsd_{angle}"])) for angle in ("phi", "psi"))
     run.note(
         f"Network against Koopman over {config.seeds} trainings: {ratio.mean():.2f} ± {ratio.std():.2f} of the "
-        f"divergence, lower in {wins}; {phi:.2f} for phi alone, {psi:.2f} for psi. Noise level chosen: "
-        f"{config.noise_levels[chosen]}."
+        f"divergence, lower in {wins}; {phi:.2f} for phi alone, {psi:.2f} for psi. Chosen on validation frames: "
+        f"Koopman of rank {choices.rank} of {config.ranks}, a network {choices.network[0]} wide of {config.widths} "
+        f"trained for {choices.network[1]} epochs of {config.epochs}, noise level {config.noise_levels[chosen]} of "
+        f"{config.noise_levels}."
     )
     md_failure = molecules.failure_step(recorded["lddt"])
     run.note(

@@ -77,7 +77,12 @@ def test_coordinates_are_averaged_each_over_its_own_range():
         (lambda: histogram_divergence(np.ones(2), np.ones(2), range=(1.0, 1.0)), "pair of rising numbers, got"),
         (lambda: coordinate_divergence(np.ones((2, 1, 3)), np.ones((2, 2, 3))), "must have the same coordinates"),
         (lambda: tica(np.zeros((10, 2)), lag=1), "the features do not vary"),
-        (lambda: tica(np.eye(5), lag=5), r"skip must be in \[1, 4\] for trajectories of at most 5 frames, got 5"),
+        (lambda: tica(np.eye(5), lag=5), r"lag must be in \[1, 4\] for trajectories of at most 5 frames, got 5"),
+        (lambda: tica(np.eye(5)[:1], lag=1), "a pair needs a trajectory of at least 2 frames, the longest has 1"),
+        (lambda: coordinate_divergence(np.ones((4, 0, 3)), np.ones((5, 0, 3))), r"got shape \(4, 0\)"),
+        (lambda: gaussian_samples(jax.random.key(0), np.eye(3), 0), "count must be at least 1, got 0"),
+        (lambda: gaussian_samples(jax.random.key(0), np.ones((1, 3)), 2), "at least 2 latents, got 1"),
+        (lambda: halves(np.ones(1)), "two halves need at least 2 frames, got 1"),
         (lambda: autocorrelation(np.ones(5), lags=2), "the series does not vary"),
         (lambda: autocorrelation(np.arange(5.0), lags=5), r"lags must be in \[0, 4\] .* at least 5 frames, got 5"),
     ],
@@ -129,6 +134,7 @@ def test_autocorrelation_of_an_autoregressive_process():
 def test_decorrelation_is_interpolated_and_may_not_come():
     assert decorrelation_time(np.array([1.0, 0.5, 0.5 - 2 * (0.5 - np.exp(-1))])) == pytest.approx(1.5)
     assert decorrelation_time(np.ones(3)) == float("inf")
+    assert np.isnan(decorrelation_time(np.array([1.0, np.nan, 0.1])))
 
 
 def test_controls():

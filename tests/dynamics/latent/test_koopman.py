@@ -106,8 +106,19 @@ def test_noise_comes_from_the_held_out_pairs():
     held_out = (x, 0.5 * x + rng.normal(size=x.shape) * [0.3, 0.0])
     propagator = fit_koopman(x, 0.5 * x, held_out=held_out, noise="diag")
     np.testing.assert_allclose(np.diag(propagator.noise), [np.std(held_out[1][:, 0] - 0.5 * x[:, 0]), 0], atol=1e-5)
+    with pytest.raises(ValueError, match="held-out pairs must have the 2 latents of the others, got 3"):
+        fit_koopman(x, 0.5 * x, held_out=(np.ones((4, 3)), np.ones((4, 3))))
     fixed = fit_koopman(x, 0.5 * x, noise="fixed", sigma=0.25)
     np.testing.assert_allclose(fixed.noise, 0.25 * np.eye(2))
+
+
+def test_the_mean_is_that_of_the_operator_whatever_its_rank():
+    """Below half of the width by two thin products, above by one; both in float32."""
+    rng = np.random.default_rng(9)
+    x, y = rng.normal(size=(2, 60, 6))
+    for rank in (2, 3, 5):
+        propagator = fit_koopman(x, y, rank=rank)
+        np.testing.assert_allclose(propagator.mean(jnp.asarray(x)), x @ propagator.operator.matrix, atol=1e-5)
 
 
 def test_stabilize_pulls_back_only_what_is_too_large():

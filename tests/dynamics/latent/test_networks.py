@@ -142,6 +142,18 @@ def test_schedule_of_the_paper():
         DiffusionSchedule.linear(first=0.1, last=0.01)
 
 
+def test_a_score_is_trained_on_latents_of_its_width():
+    state, schedule = start_diffusion(jax.random.key(0), 2, SCORE), DiffusionSchedule.linear(steps=10)
+    with pytest.raises(ValueError, match="the network is of 2 latents, got 3"):
+        continue_diffusion(state, np.ones((4, 3)), jax.random.key(1), schedule, SCORE, steps=1)
+    with pytest.raises(ValueError, match="steps of a training must be at least 1, got 0"):
+        continue_diffusion(state, np.ones((4, 2)), jax.random.key(1), schedule, SCORE, steps=0)
+    with pytest.raises(ValueError, match="the network is of 2 latents, samples of 3 are wanted"):
+        ancestral_samples(jax.random.key(1), state.params, schedule, 5, 3, SCORE)
+    with pytest.raises(ValueError, match="count must be at least 1, got 0"):
+        ancestral_samples(jax.random.key(1), state.params, schedule, 0, 2, SCORE)
+
+
 SCORE = DiffusionSettings(hidden_size=64, hidden_layers=2, learning_rate=1e-3, batch_size=256)
 
 

@@ -5,10 +5,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 
-from jaxlab.dynamics.latent import Propagator, fit_standardizer, noise_factor, rollout, snapshot_pairs
+from jaxlab.dynamics.latent import (
+    AdditivePropagator,
+    Propagator,
+    fit_standardizer,
+    noise_factor,
+    rollout,
+    snapshot_pairs,
+)
 from jaxlab.dynamics.latent import rollout as rollout_function
-from jaxlab.dynamics.latent.rollout import _run
+from jaxlab.dynamics.latent.rollout import _normal, _run
 
 
 @flax.struct.dataclass
@@ -49,6 +57,49 @@ def test_blocks_do_not_change_the_recursion():
     assert len(np.unique(increments.round(6))) == increments.size  # no block repeats another
 
 
+@flax.struct.dataclass
+class Added(Walk):
+    """The same, its noise scaled apart."""
+
+    def forcing(self, noise):
+        return 0.1 * noise
+
+    def advance(self, z, forcing):
+        return self.factor * z + forcing.sum(0)
+
+
+def test_noise_scaled_for_a_block_is_noise_scaled_in_each_step():
+    assert isinstance(Added(jnp.ones(())), AdditivePropagator)
+    assert not isinstance(Walk(jnp.ones(())), AdditivePropagator)
+    plain, added = (
+        rollout(kind(jnp.asarray(0.5), draws=2), np.ones((3, 2)), 40, key=jax.random.key(1)) for kind in (Walk, Added)
+    )
+    np.testing.assert_allclose(plain.path, added.path, atol=1e-6)  # a sum in another order
+
+
+def test_random_numbers_are_normal_and_those_of_their_key():
+    """Kolmogorov and Smirnov's distance of 100 001 numbers exceeds 0.0062 once in 1000 keys."""
+    numbers = np.asarray(_normal(jax.random.key(0), 100_001, jnp.float32), np.float64)
+    assert scipy.stats.kstest(numbers, "norm").statistic < 0.0062
+    half = len(numbers) // 2
+    # Halves of one output of the cipher, neighbours, and numbers of another key: a standard error of 0.0045 and 0.0032.
+    assert abs(np.corrcoef(numbers[:half], numbers[half + 1 :])[0, 1]) < 0.015
+    assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.011
+    other = np.asarray(_normal(jax.random.key(1), 100_001, jnp.float32))
+    assert abs(np.corrcoef(numbers, other)[0, 1]) < 0.011
+    np.testing.assert_array_equal(_normal(jax.random.key(0), 100_001, jnp.float32), numbers.astype(np.float32))
+
+
+def test_a_replica_that_stopped_stays_so_in_later_blocks():
+    """It doubles and passes 100 at the seventh step, in the second of three blocks."""
+    start, guard = jnp.array([[0.0], [1.0]]), jnp.asarray(100.0)
+    calm = Walk(jnp.array([[0.5], [2.0]]))
+    path, lengths = _run(calm, start, jax.random.key(0), guard, steps=14, block=5, dtype=jnp.float32)
+    assert lengths.tolist() == [14, 6]
+    assert np.all(np.isfinite(path[0]))
+    assert np.isnan(path[1, :, 0]).tolist() == [False] * 6 + [True] * 8
+
+
 def test_a_replica_that_leaves_stops_alone():
     found = rollout(Walk(jnp.asarray(2.0)), np.array([[0.0], [1.0]]), 30, key=jax.random.key(0), guard=100.0)
     first, second = found.lengths.tolist()
@@ -87,6 +138,13 @@ def test_bad_rollouts_are_refused(options, message):
     arguments = {"start": np.zeros((2, 2)), "steps": 3, "guard": 1.0} | options
     with pytest.raises(ValueError, match=message):
         rollout_function(Walk(jnp.ones(())), **arguments, key=jax.random.key(0))
+
+
+def test_states_of_another_width_are_refused():
+    with pytest.raises(ValueError, match="the propagator does not take states of 2 latents"):
+        rollout(Walk(jnp.ones(3)), np.zeros((4, 2)), 3, key=jax.random.key(0))
+    with pytest.raises(ValueError, match=r"must keep the shape of states \(4, 1\), it gives \(4, 3\)"):
+        rollout(Walk(jnp.ones(3)), np.zeros((4, 1)), 3, key=jax.random.key(0))
 
 
 def test_pairs_never_cross_from_one_trajectory_into_the_next():

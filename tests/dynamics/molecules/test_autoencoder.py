@@ -23,7 +23,7 @@ from jaxlab.dynamics.molecules import (
     start_decoder,
     start_encoder,
 )
-from jaxlab.dynamics.molecules.autoencoder import embed_atoms, init_encoder
+from jaxlab.dynamics.molecules.autoencoder import _decode, embed_atoms, init_encoder
 
 SETTINGS = AutoencoderSettings(
     pooled=(4, 4),
@@ -70,6 +70,16 @@ def test_a_frame_decodes_alone_as_within_a_batch_whatever_the_chunk(frames, auto
     np.testing.assert_allclose(decode(autoencoder, z, chunk=11), whole, atol=1e-5)
     mixed = np.concatenate([z[5:6], 10 + z])
     np.testing.assert_allclose(decode(autoencoder, mixed)[:1], whole[5:6], atol=1e-5)
+
+
+def test_memory_of_a_chunk_is_three_layers_of_it(autoencoder):
+    """What the compiler sets aside while a chunk is decoded; no program ever holds more frames than a chunk."""
+    leaves, structure = jax.tree.flatten(autoencoder)
+    decoded = jax.jit(lambda leaves, z: _decode(jax.tree.unflatten(structure, leaves), z))
+    for chunk in (64, 512):
+        compiled = decoded.lower(leaves, jnp.zeros((chunk, autoencoder.width))).compile()
+        needed = compiled.memory_analysis().temp_size_in_bytes
+        assert 0 < needed <= 3 * chunk * 9 * SETTINGS.decoder_width * 4
 
 
 def test_latents_do_not_see_rigid_motion(frames, autoencoder):
@@ -178,6 +188,8 @@ def test_bad_frames_and_latents_are_refused(frames, autoencoder):
         prepare_frames(broken)
     with pytest.raises(ValueError, match="chunk must be at least 1, got 0"):
         encode(autoencoder, frames, chunk=0)
+    with pytest.raises(ValueError, match="latents from 22 on must be finite; 1 of its values"):
+        decode(autoencoder, np.where(np.arange(480).reshape(30, 16) == 400, np.nan, 0), chunk=11)
     with pytest.raises(ValueError, match="there is no frame"):
         encode(autoencoder, frames[:0])
     with pytest.raises(ValueError, match="4 neighbours of each atom need at least 5 atoms"):

@@ -190,5 +190,9 @@ def test_residues_are_pooled_apart():
     matrix = residue_pool_matrix([5, 5, 5, 5, 2, 2], 2)
     expected = [[0.5, 0.5, 0, 0, 0, 0], [0, 0, 0.5, 0.5, 0, 0], [0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 0, 1]]
     np.testing.assert_allclose(matrix, expected)
-    with pytest.raises(ValueError, match="one integer an atom"):
+    with pytest.raises(TypeError, match="residues must be integers, got float64"):
         residue_pool_matrix(np.array([0.5]), 1)
+    with pytest.raises(ValueError, match=r"one integer an atom, got shape \(0,\)"):
+        residue_pool_matrix([], 1)
+    apart = residue_pool_matrix([5, 2, 5], 1)  # atoms of a residue need not follow one another
+    np.testing.assert_allclose(apart, [[0.5, 0, 0.5], [0, 1, 0]])

@@ -14,6 +14,7 @@ from jaxlab.dynamics.molecules import (
     lddt,
     periodic_features,
     read_trajectory,
+    root_mean_square_deviation,
     root_mean_square_fluctuation,
     trajectory_of,
     write_trajectory,
@@ -67,6 +68,25 @@ def test_dihedrals_are_those_of_mdtraj(mdtraj, files):
 def test_features_are_continuous_at_pi():
     near = periodic_features(jnp.array([[np.pi - 1e-4], [-np.pi + 1e-4]]))
     np.testing.assert_allclose(near[0], near[1], atol=1e-3)
+
+
+def test_angles_of_what_is_not_finite_are_no_angles():
+    x = np.stack([np.random.default_rng(0).normal(size=(4, 3))] * 3)
+    x[1, 2, 0], x[2, 0, 1] = np.nan, np.inf
+    assert np.isnan(dihedrals(x, [[0, 1, 2, 3]])[:, 0]).tolist() == [False, True, True]
+
+
+def test_other_atoms_are_refused():
+    frames, one = np.zeros((3, 1, 3)), np.zeros((5, 3))
+    with pytest.raises(ValueError, match=r"must hold the same atoms, got \(3, 1, 3\) and \(5, 3\)"):
+        lddt(frames, one)
+    with pytest.raises(ValueError, match=r"must hold the same atoms, got \(1, 3\) and \(5, 3\)"):
+        root_mean_square_deviation(frames, one)
+    assert np.isnan(lddt(frames, one[:1])).all()  # a single atom has no pair
+    with pytest.raises(ValueError, match="there is no frame"):
+        contact_frequencies(frames[:0], [0])
+    with pytest.raises(ValueError, match="cutoff must be positive, got -1"):
+        contact_frequencies(frames, [0], cutoff=-1.0)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +156,18 @@ def test_heavy_atoms_are_read_in_angstrom(files, name, tolerance):
     assert read_trajectory(folder / "top.pdb", folder / name, hydrogens=True).frames.shape == (6, 22, 3)
 
 
+def test_water_is_left_out(mdtraj, files, tmp_path):
+    folder, whole = files
+    wet = PDB.split("TER")[0] + "HETATM   23  O   HOH A   4      20.000  20.000  20.000  1.00  0.00           O\nEND\n"
+    (tmp_path / "wet.pdb").write_text(wet)
+    topology = mdtraj.load_topology(str(tmp_path / "wet.pdb"))
+    xyz = np.concatenate([whole.xyz, np.full((6, 1, 3), 2.0)], axis=1)
+    mdtraj.Trajectory(xyz, topology).save_dcd(str(tmp_path / "wet.dcd"))
+    dry = read_trajectory(tmp_path / "wet.pdb", tmp_path / "wet.dcd")
+    np.testing.assert_array_equal(dry.frames, read_trajectory(folder / "top.pdb", folder / "md.dcd").frames)
+    assert read_trajectory(tmp_path / "wet.pdb", tmp_path / "wet.dcd", water=True).frames.shape == (6, 11, 3)
+
+
 def test_what_is_written_opens_again(mdtraj, files, tmp_path, capfd):
     folder, _ = files
     trajectory = read_trajectory(folder / "top.pdb", folder / "md.dcd")
@@ -173,6 +205,8 @@ def test_bad_files_are_refused(files, tmp_path):
         write_trajectory(tmp_path / "out.dcd", trajectory, trajectory.frames[:, :9])
     with pytest.raises(ValueError, match=r"out.xyz: frames are written as .dcd"):
         write_trajectory(tmp_path / "out.xyz", trajectory, trajectory.frames)
+    with pytest.raises(ValueError, match=r"lengths must add up to the 6 frames, got \[3, 4\]"):
+        trajectory_of(trajectory.topology, trajectory.frames, lengths=[3, 4])
     with pytest.raises(ValueError, match="the trajectory has no frame"):
         trajectory_of(trajectory.topology, trajectory.frames[:0])
 
