@@ -24,7 +24,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,8 +39,6 @@ __all__ = [
     "Coefficients",
     "Layout",
     "Leaf",
-    "Regularizer",
-    "Squash",
     "chunk_sizes",
     "distance_to_anchor",
     "initial",
@@ -48,11 +46,6 @@ __all__ = [
     "tensor_layout",
     "values",
 ]
-
-Squash = Literal["sigmoid", "softplus", "none"]
-"""From raw to coefficient: (0, 1), as in the authors' code; (0, ∞); all numbers."""
-
-Regularizer = Literal["paper", "release"]
 
 STACKED = r"(^|/)layers?/(?!\d)"
 """Paths of leaves that stack blocks: those below ``layers`` that do not go on with a number."""
@@ -135,7 +128,7 @@ class Coefficients:
         """
         found = {}
         for leaf in self.layout.leaves:
-            sizes = np.concatenate([chunk_sizes(leaf.size, m) for m in leaf.slots]) / leaf.size
+            sizes = np.concatenate([chunk_sizes(leaf.size, int(m)) for m in leaf.slots]) / leaf.size
             owner = np.repeat(np.arange(len(leaf.pieces)), leaf.slots)
             means = (self.alpha[leaf.path] * sizes) @ (owner[:, None] == np.arange(len(leaf.pieces)))
             found[leaf.path] = means if leaf.stacked else means[:, 0]
@@ -143,7 +136,7 @@ class Coefficients:
 
     def by_name(self) -> dict[str, list[list[float]]]:
         """From the name of each tensor to its ``[K][pieces]``, ready for JSON."""
-        found = {}
+        found: dict[str, list[list[float]]] = {}
         for leaf in self.layout.leaves:
             parts = np.split(np.asarray(self.alpha[leaf.path], np.float64), np.cumsum(leaf.slots)[:-1], axis=1)
             found |= {name: part.tolist() for name, part in zip(leaf.names, parts, strict=True)}
@@ -202,7 +195,7 @@ def tensor_layout(
     return layout
 
 
-def initial(layout: Layout, anchor: Any, *, squash: Squash = "sigmoid") -> dict[str, Float[Array, "k c"]]:
+def initial(layout: Layout, anchor: Any, *, squash: str = "sigmoid") -> dict[str, Float[Array, "k c"]]:
     """The raw coefficients a at which every α_k is the anchor ᾱ_k, ``[K]``; frozen ones have none.
 
     Raises:
@@ -223,7 +216,7 @@ def values(
     layout: Layout,
     anchor: Float[Array, " k"],
     *,
-    squash: Squash = "sigmoid",
+    squash: str = "sigmoid",
 ) -> dict[str, Float[Array, "k c"]]:
     """The coefficients α of `Coefficients` at raw ones: squashed where trained, the anchor where frozen."""
     give = {"sigmoid": jax.nn.sigmoid, "softplus": jax.nn.softplus, "none": lambda a: a}[squash]
@@ -246,7 +239,7 @@ def distance_to_anchor(
     layout: Layout,
     anchor: Float[Array, " k"],
     *,
-    kind: Regularizer = "paper",
+    kind: str = "paper",
 ) -> Float[Array, ""]:
     """The regulariser R: mean of ``|α - ᾱ_k|`` over the coefficients that are trained.
 

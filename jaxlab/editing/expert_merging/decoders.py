@@ -47,7 +47,7 @@ def decoder_forward(config: DecoderConfig, hidden_states: tuple[int, ...] | None
     return forward
 
 
-def token_batch(texts: Sequence[Sequence[int]], *, length: int, pad: int = 0) -> dict[str, Array]:
+def token_batch(texts: Sequence[Any], *, length: int, pad: int = 0) -> dict[str, Array]:
     """Token ids of texts, cut or padded on the right to one length.
 
     Args:

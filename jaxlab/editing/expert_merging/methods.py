@@ -31,7 +31,7 @@ Deviations from the paper:
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -60,11 +60,9 @@ __all__ = [
 EXCLUDED = ("vision_model", "lm_head", "norm", "embed_tokens", "bias")
 """Paths that are not merged, as in the authors' code."""
 
-Experts = Sequence[PyTree] | Callable[[int], PyTree] | Mapping[str, Array]
+Experts = Sequence[PyTree] | Callable[[int], PyTree] | Mapping[str, Any]
 """Trees of parameters like the base; a function that gives the k-th, which is called once for each k and need not be
 held; or task vectors."""
-
-Named = Literal["default", "release"]
 
 _MOVED_OUTSIDE = 0.1
 
@@ -125,7 +123,7 @@ def expert_merging(
     anchor: Any = 0.3,
     task_weights: Any = 1.0,
     chunks: int | Mapping[str, Any] = 1,
-    recipe: Recipe | Named = "default",
+    recipe: Recipe | str = "default",
     key: Key[Array, ""] | None = None,
 ) -> Merged:
     """Merge experts by imitation.
@@ -183,7 +181,7 @@ def expert_merging_plus_plus(
     exclude: Sequence[str] = EXCLUDED,
     anchor: Any = 0.3,
     task_weights: Any = 1.0,
-    recipe: Recipe | Named = "default",
+    recipe: Recipe | str = "default",
     key: Key[Array, ""] | None = None,
 ) -> Merged:
     """Merge experts by imitation, once with a coefficient a tensor and again with pieces where it mattered.
@@ -343,7 +341,7 @@ def solve(
     problem: Problem,
     *,
     chunks: int | Mapping[str, Any] = 1,
-    recipe: Recipe | Named = "default",
+    recipe: Recipe | str = "default",
     key: Key[Array, ""] | None = None,
     start: Mapping[str, Float[Array, "k c"]] | None = None,
 ) -> Merged:
@@ -449,7 +447,7 @@ def _at_once(recipe: Any) -> int | None:
     return recipe.inputs_at_once if isinstance(recipe, Recipe) else None
 
 
-def _recipe(recipe: Recipe | Named, inputs: int) -> Recipe:
+def _recipe(recipe: Recipe | str, inputs: int) -> Recipe:
     if isinstance(recipe, Recipe):
         return recipe
     known: dict[str, Callable[[], Recipe]] = {"default": Recipe, "release": lambda: release(inputs)}

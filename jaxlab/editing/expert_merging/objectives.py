@@ -26,7 +26,7 @@ Deviations from the paper:
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -53,6 +53,7 @@ class Rows(NamedTuple):
     target: PyTree
 
 
+@runtime_checkable
 class Objective(Protocol):
     """What coefficients are trained on. Hashable: equal objectives share a compiled program."""
 
@@ -189,7 +190,7 @@ def _mean(of_positions: Float[Array, "n ..."], mask: Array) -> Float[Array, " n"
     return jnp.where(mask > 0, of_positions * mask, 0.0).sum(axes) / jnp.where(total > 0, total, 1.0)
 
 
-def _coarse(logits: Float[Array, "... v"], indices: Array) -> Float[Array, "... k+1"]:
+def _coarse(logits: Float[Array, "... v"], indices: Array) -> Array:
     """The logits at these indices, and one that stands for all others together."""
     others = jnp.put_along_axis(logits, indices, -jnp.inf, axis=-1, inplace=False)
     rest = jax.nn.logsumexp(others, axis=-1, keepdims=True)

@@ -35,8 +35,6 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from jaxlab.editing.expert_merging.coefficients import (
     Layout,
-    Regularizer,
-    Squash,
     distance_to_anchor,
     initial,
     merge,
@@ -58,8 +56,8 @@ class Recipe:
         by it.
       batch_size: inputs a step, experts in turn; None means all.
       inputs_at_once: inputs whose activations are held at the same time; None means all of a step.
-      squash: from raw to coefficient; "sigmoid" is that of the authors' code. Where the best coefficients are 1 or more
-        (few experts, nearly orthogonal) it saturates.
+      squash: from raw to coefficient: "sigmoid", in (0, 1), as in the authors' code; "softplus", positive; "none".
+        Where the best coefficients are 1 or more (few experts, nearly orthogonal) a sigmoid saturates.
       gamma: γ; 0.8 for Mistral-7B and Qwen2-VL-7B, 5 for InternVL2.5-1B in the paper.
       regularizer: as in `distance_to_anchor`.
 
@@ -71,9 +69,9 @@ class Recipe:
     optimizer: optax.GradientTransformation | None = None
     batch_size: int | None = None
     inputs_at_once: int | None = None
-    squash: Squash = "sigmoid"
+    squash: str = "sigmoid"
     gamma: float = 0.8
-    regularizer: Regularizer = "paper"
+    regularizer: str = "paper"
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "inputs_at_once"):
@@ -158,17 +156,17 @@ def learn_coefficients(
     base: PyTree,
     vectors: TaskVectors,
     rows: Rows,
-    input_weights: Float[Array, "..."],
+    input_weights: Float[Any, "..."],
     *,
     layout: Layout,
-    anchor: Float[Array, " k"],
+    anchor: Float[Any, " k"],
     steps: int = 60,
     optimizer: optax.GradientTransformation | None = None,
     schedule: Int[Any, "steps b"] | None = None,
     part_weights: Mapping[str, Any] | None = None,
     gamma: Any = 0.8,
-    squash: Squash = "sigmoid",
-    regularizer: Regularizer = "paper",
+    squash: str = "sigmoid",
+    regularizer: str = "paper",
     inputs_at_once: int | None = None,
     start: Mapping[str, Float[Array, "k c"]] | None = None,
 ) -> Learned:
@@ -238,8 +236,8 @@ def _learn(
     layout: Layout,
     steps: int,
     optimizer: optax.GradientTransformation,
-    squash: Squash,
-    regularizer: Regularizer,
+    squash: str,
+    regularizer: str,
     inputs_at_once: int | None,
 ) -> Learned:
     def loss(raw: dict[str, Array], rows: Rows, weights: Array) -> tuple[Array, dict[str, Array]]:
@@ -256,7 +254,7 @@ def _learn(
         some = rows if chosen is None else jax.tree.map(lambda leaf: leaf[chosen], rows)
         weights = input_weights if weights is None else weights
         (total, parts), gradients = jax.value_and_grad(loss, has_aux=True)(raw, some, weights)
-        size = optax.global_norm(gradients)
+        size = optax.tree.norm(gradients)
         finite = finite & jnp.isfinite(total) & jnp.isfinite(size)
         good = _where(finite, raw, good)
         updates, after = optimizer.update(gradients, state, raw)
@@ -267,7 +265,7 @@ def _learn(
 
     # One step more, which is evaluated and not taken, tells the loss of what comes back.
     numbers = jnp.arange(steps + 1)
-    xs = (numbers, None, None)
+    xs: Any = (numbers, None, None)
     if schedule is not None:
         last = jnp.minimum(numbers, steps - 1)
         xs = (numbers, schedule[last], input_weights[last])
