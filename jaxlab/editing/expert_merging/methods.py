@@ -43,10 +43,10 @@ from jaxlab.editing.expert_merging.coefficients import Coefficients, merge, tens
 from jaxlab.editing.expert_merging.importance import allocate_chunks, layer_importance
 from jaxlab.editing.expert_merging.objectives import Alignment, Entropy, Forward, Objective, Rows
 from jaxlab.editing.expert_merging.training import Learned, Recipe, learn_coefficients, release, round_robin
+from jaxlab.editing.merging.tree import DEFAULT_EXCLUDE
 from jaxlab.editing.task_vectors import TaskVectors, apply, edited_paths, norms, stack_vectors, task_vectors
 
 __all__ = [
-    "EXCLUDED",
     "Experts",
     "Merged",
     "Problem",
@@ -56,9 +56,6 @@ __all__ = [
     "pose",
     "solve",
 ]
-
-EXCLUDED = ("vision_model", "lm_head", "norm", "embed_tokens", "bias")
-"""Paths that are not merged, as in the authors' code."""
 
 Experts = Sequence[PyTree] | Callable[[int], PyTree] | Mapping[str, Any]
 """Trees of parameters like the base; a function that gives the k-th, which is called once for each k and need not be
@@ -119,7 +116,7 @@ def expert_merging(
     *,
     masks: Sequence[Any] | None = None,
     include: Sequence[str] | None = None,
-    exclude: Sequence[str] = EXCLUDED,
+    exclude: Sequence[str] = DEFAULT_EXCLUDE,
     anchor: Any = 0.3,
     task_weights: Any = 1.0,
     chunks: int | Mapping[str, Any] = 1,
@@ -178,7 +175,7 @@ def expert_merging_plus_plus(
     warm_start: bool = False,
     masks: Sequence[Any] | None = None,
     include: Sequence[str] | None = None,
-    exclude: Sequence[str] = EXCLUDED,
+    exclude: Sequence[str] = DEFAULT_EXCLUDE,
     anchor: Any = 0.3,
     task_weights: Any = 1.0,
     recipe: Recipe | str = "default",
@@ -234,7 +231,7 @@ def adamerging(
     *,
     masks: Sequence[Any] | None = None,
     include: Sequence[str] | None = None,
-    exclude: Sequence[str] = EXCLUDED,
+    exclude: Sequence[str] = DEFAULT_EXCLUDE,
     anchor: Any = 0.3,
     task_weights: Any = 1.0,
     recipe: Recipe | None = None,
@@ -284,7 +281,7 @@ def pose(
     *,
     masks: Sequence[Any] | None = None,
     include: Sequence[str] | None = None,
-    exclude: Sequence[str] = EXCLUDED,
+    exclude: Sequence[str] = DEFAULT_EXCLUDE,
     anchor: Any = 0.3,
     task_weights: Any = 1.0,
     inputs_at_once: int | None = None,

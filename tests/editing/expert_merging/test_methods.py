@@ -21,6 +21,7 @@ from jaxlab.editing.expert_merging import (
     pose,
     token_batch,
 )
+from jaxlab.editing.merging import DEFAULT_EXCLUDE
 from jaxlab.editing.task_vectors import adapter_vectors, apply, task_vectors
 from jaxlab.nn import lora
 from jaxlab.nn.decoder import DecoderConfig, init
@@ -57,7 +58,7 @@ def test_imitation_is_better_than_task_arithmetic_at_the_anchor(merged):
     """The divergence from the teachers goes down, on the inputs that it was trained on."""
     assert merged.learned.finite
     assert float(merged.learned.parts["logits"][-1]) < 0.9 * float(merged.learned.parts["logits"][0])
-    vectors = task_vectors(BASE, EXPERTS, exclude=methods.EXCLUDED)
+    vectors = task_vectors(BASE, EXPERTS, exclude=DEFAULT_EXCLUDE)
     problem = pose(Alignment(FORWARD), BASE, EXPERTS, BATCHES, masks=MASKS)
     for params, wanted in ((apply(BASE, vectors, 0.3), merged.learned.parts), (merged.params, None)):
         parts = problem.objective(params, problem.rows)
@@ -72,7 +73,7 @@ def test_what_is_not_merged_stays_and_scales_give_the_same_model(merged):
     scales = merged.coefficients.of_tensors()
     assert set(scales) == {path for path in task_vectors(BASE, EXPERTS) if "proj" in path}
     assert all(scale.shape == (2, 2) for scale in scales.values())
-    by_scales = apply(BASE, task_vectors(BASE, EXPERTS, exclude=methods.EXCLUDED), scales)
+    by_scales = apply(BASE, task_vectors(BASE, EXPERTS, exclude=DEFAULT_EXCLUDE), scales)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), merged.params, by_scales)
     for name in ("embed_tokens", "norm"):
         np.testing.assert_array_equal(merged.params["model"][name]["weight"], BASE["model"][name]["weight"])
