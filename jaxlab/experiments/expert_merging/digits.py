@@ -88,7 +88,7 @@ def accuracy(params: dict[str, Any], images: Float[Array, "d n 64"], labels: Arr
 
 
 def train(
-    key: Array, splits: Splits, *, base_steps: int, expert_steps: int, batch_size: int
+    key: Array, splits: Splits, *, base_steps: int, expert_steps: int, batch_size: int, width: int = 128
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Parameters of the base ``[repeat, ...]`` and of its experts ``[repeat, domain, ...]``."""
     keys = jax.random.split(key, 3)
@@ -124,5 +124,5 @@ def train(
         of_domain = jax.vmap(lambda p, x, y, c: fit(p, x, y, c, 3e-4, expert_steps, True), in_axes=(None, 0, None, 0))
         return base, jax.vmap(of_domain)(base, images[:, 1:], labels, of_experts)
 
-    fresh = jax.vmap(init)(jax.random.split(keys[0], repeats))
+    fresh = jax.vmap(lambda key: init(key, width))(jax.random.split(keys[0], repeats))
     return train_all(fresh, splits.train, splits.train_labels, *draws)
