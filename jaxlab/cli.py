@@ -181,6 +181,12 @@ def _prune(arguments: Sequence[str]) -> int:
     return main(arguments)
 
 
+def _merge(arguments: Sequence[str]) -> int:
+    from jaxlab.verbs.merge import main
+
+    return main(arguments)
+
+
 def _molecule(arguments: Sequence[str]) -> int:
     from jaxlab.verbs.molecule import main
 
@@ -255,6 +261,7 @@ _VERBS: Mapping[str, _Verb] = {
     "fairness": _Verb(_fairness, "fairness of predictions; options: jaxlab fairness --help"),
     "flow": _Verb(_flow, "edit an image; options: jaxlab flow --help"),
     "lm": _Verb(_lm, "generate and measure text; options: jaxlab lm --help"),
+    "merge": _Verb(_merge, "one model of several; options: jaxlab merge --help"),
     "molecule": _Verb(_molecule, "simulate a molecule; options: jaxlab molecule --help"),
     "prune": _Verb(_prune, "remove blocks of a model; options: jaxlab prune --help"),
 }

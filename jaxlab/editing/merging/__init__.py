@@ -16,8 +16,9 @@ regmean             `RegMean`                        nearest outputs; needs inpu
 =================== ================================ ======================================= ==========================
 
 Every method is a frozen dataclass with ``combine(vectors [K, ...]) -> [...]``, a pure function of the task vectors of
-one tensor. Three things are built on it: `merge` for trees of parameters in memory, `merge_checkpoints` for files that
-are larger than memory, and ``jaxlab merge``, which also reads the configuration files of mergekit (`read_mergekit`).
+one tensor. Built on it are `merge` for trees of parameters, `merge_tensors` for state dicts, `merge_checkpoints` for
+files that are larger than memory, and ``jaxlab merge``, which also reads configuration files of mergekit
+(`read_mergekit`).
 
 Example:
   >>> import jax.numpy as jnp
@@ -30,10 +31,11 @@ Example:
 """
 
 from jaxlab.editing.merging.arithmetic import TaskArithmetic, weight_average
-from jaxlab.editing.merging.checkpoints import merge_checkpoints, merged_names
+from jaxlab.editing.merging.checkpoints import merge_checkpoints, merge_tensors, merged_names
 from jaxlab.editing.merging.choice import METHODS, make_method, options_of
 from jaxlab.editing.merging.dare import Dare
 from jaxlab.editing.merging.experts import Base, Expert, check_experts, open_base, open_expert
+from jaxlab.editing.merging.mergekit import MergekitFile, read_mergekit
 from jaxlab.editing.merging.method import MatrixMethod, MergeMethod
 from jaxlab.editing.merging.regmean import RegMean, input_gram
 from jaxlab.editing.merging.spectral import IsotropicMerging, TaskSingularVectors
@@ -51,6 +53,7 @@ __all__ = [
     "IsotropicMerging",
     "MatrixMethod",
     "MergeMethod",
+    "MergekitFile",
     "RegMean",
     "TaskArithmetic",
     "TaskSingularVectors",
@@ -67,9 +70,11 @@ __all__ = [
     "make_method",
     "merge",
     "merge_checkpoints",
+    "merge_tensors",
     "merged_names",
     "open_base",
     "open_expert",
     "options_of",
+    "read_mergekit",
     "weight_average",
 ]

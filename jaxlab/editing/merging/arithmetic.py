@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Key
 
-from jaxlab.editing.merging.method import MergeMethod, check_range, of_each, widened
+from jaxlab.editing.merging.method import MergeMethod, check_range, of_each, products, widened
 
 __all__ = ["TaskArithmetic", "weight_average"]
 
@@ -37,7 +37,7 @@ class TaskArithmetic(MergeMethod):
         return True
 
     def coefficients(self, count: int) -> list[float]:
-        return [float(value) for value in self._coefficients(jnp.zeros(count))]
+        return products(self.scale, self.weights, count, normalize=self.normalize)
 
     def combine(
         self, vectors: Float[Array, "k ..."], *, key: Key[Array, ""] | None = None, statistics: Any = None

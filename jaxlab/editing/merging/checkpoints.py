@@ -14,28 +14,27 @@ Example::
 A method for each tensor is what learned coefficients need: ``{name: TaskArithmetic(1.0, weights=alpha[name])}``.
 """
 
+import functools
 import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Key
 
 from jaxlab.editing.merging.experts import Base, Expert, check_experts
 from jaxlab.editing.merging.method import MergeMethod
 from jaxlab.editing.merging.streaming import Stream, TensorSummary
-from jaxlab.editing.merging.ties import Ties
 from jaxlab.editing.merging.tree import DEFAULT_EXCLUDE
 from jaxlab.editing.task_vectors import Paths, edited_paths
-from jaxlab.nn.checkpoints.tensors import TensorWriter, check_writable
+from jaxlab.nn.checkpoints.tensors import Tensors, TensorWriter, check_writable
 from jaxlab.nn.tokenizer import TOKENIZER_FILES
 
-__all__ = ["merge_checkpoints", "merged_names"]
+__all__ = ["merge_checkpoints", "merge_tensors", "merged_names"]
 
 
 def merged_names(base: Base, *, include: Paths | None = None, exclude: Paths = DEFAULT_EXCLUDE) -> tuple[str, ...]:
@@ -88,37 +87,17 @@ def merge_checkpoints(
     directory = Path(directory)
     if directory.resolve() in {folder.resolve() for folder in (base.folder, *(expert.folder for expert in experts))}:
         raise ValueError(f"{directory} is one of the models that are merged; write elsewhere")
+    stream = Stream(base, experts, methods, dtype=dtype, key=key, progress=progress)
     check_experts(base, experts, methods)
-    specs = base.tensors.specs
-    for name, method in methods.items():
-        if name not in specs:
-            raise ValueError(f"{name} shall be merged, but the base has no such tensor")
-        if not jnp.issubdtype(specs[name].dtype, jnp.floating):
-            raise ValueError(f"{name} shall be merged, but holds {specs[name].dtype}")
-        if method.needs_key and key is None:
-            raise ValueError(f"{type(method).__name__} draws: give a key")
-        if method.needs_calibration:
-            raise ValueError(f"{type(method).__name__} needs inputs of every layer, which files do not have")
-    written = {
-        name: jax.ShapeDtypeStruct(spec.shape, _written_dtype(spec, dtype))
-        for name, spec in specs.items()
-        if name not in base.superfluous
-    }
-    together: dict[int, tuple[Ties, list[str]]] = {}
-    for name, method in methods.items():
-        if isinstance(method, Ties) and method.scope == "global":
-            together.setdefault(id(method), (method, []))[1].append(name)
-    stream = Stream(base, experts, progress)
-    stream.expect(written, methods)
     check_writable(directory, overwrite=overwrite)
-    statistics = {id(method): stream.ties(method, names) for method, names in together.values()}
+    stream.look_ahead()
     summary: dict[str, TensorSummary] = {}
     with (
-        TensorWriter(directory, written, max_shard_size=max_shard_size, overwrite=overwrite) as writer,
+        TensorWriter(directory, stream.written, max_shard_size=max_shard_size, overwrite=overwrite) as writer,
         ThreadPoolExecutor(1) as output,
     ):
         pending: Future[None] | None = None
-        for name, tensor, summary[name] in stream.merge(written, methods, statistics=statistics, key=key):
+        for name, tensor, summary[name] in stream.merge():
             if pending is not None:
                 pending.result()  # one tensor is written while another is merged, and no more wait
             pending = output.submit(writer.write, name, tensor)
@@ -127,6 +106,39 @@ def merge_checkpoints(
         (directory / _CONFIG).unlink(missing_ok=True)  # no model is here until all tensors have their names
     _copy_files(base, directory, dtype)
     return summary
+
+
+def merge_tensors(
+    base: Mapping[str, np.ndarray],
+    experts: Sequence[Mapping[str, np.ndarray]],
+    methods: Mapping[str, MergeMethod],
+    *,
+    dtype: str | None = None,
+    key: Key[Array, ""] | None = None,
+) -> dict[str, np.ndarray]:
+    """The same for tensors by name that are in memory, such as the NumPy views of PyTorch's state dicts.
+
+    Beyond the result it needs memory for a few pieces only, unlike `jaxlab.editing.merging.merge` on task vectors.
+
+    Raises:
+      ValueError: as `merge_checkpoints`.
+    """
+
+    def opened(tensors: Mapping[str, np.ndarray]) -> Tensors:
+        entries = {
+            name: (jax.ShapeDtypeStruct(tensor.shape, tensor.dtype), functools.partial(np.asarray, tensor))
+            for name, tensor in tensors.items()
+        }
+        return Tensors(entries)
+
+    of_base = Base(Path(), {}, opened(base))
+    others = [
+        Expert(f"experts[{k}]", Path(), found.specs, found.__getitem__) for k, found in enumerate(map(opened, experts))
+    ]
+    stream = Stream(of_base, others, methods, dtype=dtype, key=key)
+    check_experts(of_base, others, methods)
+    stream.look_ahead()
+    return {name: tensor for name, tensor, _ in stream.merge()}
 
 
 _CONFIG = "config.json"
@@ -140,10 +152,6 @@ _STALE = (
     "tokenizer.model",
     "vocab.json",
 )
-
-
-def _written_dtype(spec: jax.ShapeDtypeStruct, dtype: str | None) -> Any:
-    return jnp.dtype(dtype) if dtype is not None and jnp.issubdtype(spec.dtype, jnp.floating) else spec.dtype
 
 
 def _copy_files(base: Base, directory: Path, dtype: str | None) -> None:

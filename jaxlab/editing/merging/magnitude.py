@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from jaxlab.editing.merging.method import is_known
 
-__all__ = ["kept_counts", "magnitude_bits", "magnitude_thresholds", "streamed_threshold"]
+__all__ = ["kept_counts", "magnitude_halves", "magnitude_thresholds", "streamed_threshold"]
 
 _MOST = 2**32 - 1  # numbers that a 32-bit count holds
 
@@ -32,9 +32,10 @@ def kept_counts(density: Any, total: int, count: int) -> Any:
     return jnp.where(traced > 0, jnp.clip(jnp.floor(traced * total), 1, total), 0).astype(jnp.uint32)
 
 
-def magnitude_bits(vectors: Array) -> Array:
-    """Patterns of the magnitudes in float32, uint32; ordered as the magnitudes are, NaN above infinity."""
-    return lax.bitcast_convert_type(jnp.abs(vectors.astype(jnp.float32)), jnp.uint32)
+def magnitude_halves(vectors: Array) -> Array:
+    """Upper and lower halves of the patterns of magnitudes in float32, ``[2, ...]``, uint16."""
+    bits = _bits(vectors)
+    return jnp.stack([bits >> 16, bits & 0xFFFF]).astype(jnp.uint16)
 
 
 def magnitude_thresholds(vectors: Sequence[Float[Array, "k ..."]], counts: Any) -> Float[Array, " k"]:
@@ -51,7 +52,7 @@ def magnitude_thresholds(vectors: Sequence[Float[Array, "k ..."]], counts: Any) 
     """
     if (total := sum(vector[0].size for vector in vectors)) > _MOST:
         raise ValueError(f"thresholds are found among at most {_MOST} numbers, got {total}; merge files instead")
-    bits = [magnitude_bits(vector).reshape(vector.shape[0], -1) for vector in vectors]
+    bits = [_bits(vector).reshape(vector.shape[0], -1) for vector in vectors]
     wanted = jnp.asarray(counts, jnp.uint32)
 
     def halve(_: Any, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -68,41 +69,41 @@ def magnitude_thresholds(vectors: Sequence[Float[Array, "k ..."]], counts: Any) 
 
 
 def streamed_threshold(
-    blocks: Callable[[], Iterable[Iterable[np.ndarray]]], counts: Sequence[int] | np.ndarray
-) -> np.ndarray:
-    """The same of numbers that are read twice, holding two histograms for each vector.
+    pieces: Callable[[], Iterable[np.ndarray]], counts: Sequence[int] | np.ndarray
+) -> Float[np.ndarray, " k"]:
+    """The same of numbers that are read twice, with a histogram for each vector in memory.
 
     Args:
-      blocks: gives, each time it is called, all pieces of the vectors: for each piece K arrays of `magnitude_bits`.
+      pieces: gives, each time it is called, `magnitude_halves` of all pieces of the vectors, ``[2, K, n]``.
       counts: how many numbers each vector keeps.
-
-    Returns:
-      ``[K]``, float32.
     """
+    counts = np.asarray(counts, np.int64)
     upper = np.zeros((len(counts), _BINS), np.int64)
-    for pieces in blocks():
-        for histogram, bits in zip(upper, pieces, strict=True):
-            histogram += np.bincount(_halves(bits)[..., _UPPER], minlength=_BINS)
-    # From above: in which bin the count is reached, and how many are still to be taken in it.
-    above = upper[:, ::-1].cumsum(1)
-    places = np.array([np.searchsorted(row, count) for row, count in zip(above, counts, strict=True)])
-    bins = _BINS - 1 - np.minimum(places, _BINS - 1)
-    left = [count - (row[place - 1] if place else 0) for row, count, place in zip(above, counts, places, strict=True)]
-    lower = np.zeros((len(counts), _BINS), np.int64)
-    for pieces in blocks():
-        for histogram, bits, chosen in zip(lower, pieces, bins, strict=True):
-            halves = _halves(bits)
-            histogram += np.bincount(halves[halves[:, _UPPER] == chosen, 1 - _UPPER], minlength=_BINS)
-    above = lower[:, ::-1].cumsum(1)
-    places = np.array([np.searchsorted(row, count) for row, count in zip(above, left, strict=True)])
-    patterns = (bins.astype(np.uint32) << 16) | (_BINS - 1 - np.minimum(places, _BINS - 1)).astype(np.uint32)
-    return np.where(np.asarray(counts) > 0, patterns, _INFINITY).astype(np.uint32).view(np.float32)
+    for halves in pieces():
+        for histogram, high in zip(upper, halves[0], strict=True):
+            histogram += np.bincount(high, minlength=_BINS)
+    chosen, above = _reached(upper, counts)
+    lower = np.zeros_like(upper)
+    for halves in pieces():
+        for histogram, high, low, bin_of in zip(lower, *halves, chosen, strict=True):
+            histogram += np.bincount(low[high == bin_of], minlength=_BINS)
+    patterns = (chosen << 16) | _reached(lower, counts - above)[0]
+    return np.where(counts > 0, patterns, _INFINITY).astype(np.uint32).view(np.float32)
 
 
 _INFINITY = 0x7F800000
 _BINS = 2**16
-_UPPER = 1  # of the two halves of a pattern, little-endian as everything that JAX runs on
 
 
-def _halves(bits: np.ndarray) -> np.ndarray:
-    return np.asarray(bits).view(np.uint16).reshape(-1, 2)
+def _bits(vectors: Array) -> Array:
+    """Patterns of magnitudes in float32: ordered as the magnitudes are, NaN above infinity."""
+    return lax.bitcast_convert_type(jnp.abs(vectors.astype(jnp.float32)), jnp.uint32)
+
+
+def _reached(histograms: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """From above, the bin in which each count is reached, and how many numbers lie above that bin."""
+    from_above = histograms[:, ::-1].cumsum(1)
+    rows = zip(from_above, counts, strict=True)
+    places = np.minimum([np.searchsorted(row, count) for row, count in rows], _BINS - 1)
+    each = np.arange(len(counts))
+    return _BINS - 1 - places, from_above[each, places] - histograms[each, _BINS - 1 - places]

@@ -7,9 +7,12 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Key
 
-__all__ = ["MatrixMethod", "MergeMethod", "check_range", "of_each"]
+__all__ = ["MatrixMethod", "MergeMethod", "check_range", "is_known", "of_each", "products", "widened"]
+
+_NOTHING = 1e-8  # a sum of weights below it is not divided by
 
 
 class MergeMethod(abc.ABC):
@@ -47,7 +50,7 @@ class MergeMethod(abc.ABC):
 
     def coefficients(self, count: int) -> list[float]:
         """What each of ``count`` task vectors is multiplied with, before anything that depends on their values."""
-        return [float(jnp.asarray(self.scale))] * count  # type: ignore[attr-defined]
+        return products(self.scale, 1.0, count)  # type: ignore[attr-defined]
 
     @abc.abstractmethod
     def combine(
@@ -102,6 +105,13 @@ def check_range(name: str, value: Any, low: float = -math.inf, high: float = mat
         if isinstance(number, int | float) and not (low <= number <= high and math.isfinite(number)):
             within = f"in [{low:g}, {high:g}]" if math.isfinite(high) else f"finite and at least {low:g}"
             raise ValueError(f"{name} must be {within if math.isfinite(low) else 'finite'}, got {number}")
+
+
+def products(scale: Any, weights: Any, count: int, *, normalize: bool = False) -> list[float]:
+    """``λ w_k`` as Python numbers, over Σ w where asked for."""
+    values = np.broadcast_to(np.asarray(weights, np.float64), (count,))
+    total = values.sum() if normalize else 1.0
+    return (float(scale) * values / (total if abs(total) >= _NOTHING else 1.0)).tolist()
 
 
 def is_known(value: Any) -> bool:

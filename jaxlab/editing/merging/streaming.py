@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -23,7 +23,7 @@ from jaxtyping import Array, Key
 
 from jaxlab.editing.merging.dare import Dare
 from jaxlab.editing.merging.experts import Base, Expert
-from jaxlab.editing.merging.magnitude import kept_counts, magnitude_bits, streamed_threshold
+from jaxlab.editing.merging.magnitude import kept_counts, magnitude_halves, streamed_threshold
 from jaxlab.editing.merging.method import MergeMethod, widened
 from jaxlab.editing.merging.ties import Ties, TiesStatistics
 
@@ -55,44 +55,63 @@ class TensorSummary:
 
 
 class Stream:
-    """Reads a base and its experts.
+    """Reads a base and its experts, and merges them.
 
     Args:
       base: opened.
-      experts: opened, and checked against it.
-      progress: called with the bytes read so far, and those of all passes that are expected.
+      experts: opened; `jaxlab.editing.merging.experts.check_experts` says whether they fit.
+      methods: how each tensor is merged; those that are not in it are the base's. Tensors with the same `Ties` of scope
+        "global" are trimmed and elect together.
+      dtype: of the floating-point tensors that are made; None keeps the base's.
+      key: of all draws.
+      progress: called with the bytes read so far, and those of all passes.
+
+    Attributes:
+      written: shape and dtype of all tensors that are made, by name.
+
+    Raises:
+      ValueError: a name that is not in the base or holds no floating-point numbers, a key that is missing, a method
+        that needs calibration.
     """
 
     def __init__(
-        self, base: Base, experts: Sequence[Expert], progress: Callable[[int, int], None] | None = None
-    ) -> None:
-        self._base, self._experts, self._progress = base, experts, progress
-        self._specs = base.tensors.specs
-        # Adapters are multiplied out once for all pieces of a tensor; of two, since the next may be read ahead.
-        self._read = [functools.lru_cache(2)(e.read) if e.is_difference else e.read for e in experts]
-        self._done = self._expected = 0
-
-    def expect(self, names: Iterable[str], methods: Mapping[str, MergeMethod]) -> None:
-        """Say what will be read, so that progress can be told."""
-        for name in names:
-            jobs = self._jobs(name, methods.get(name))
-            self._expected += (1 + _passes(methods.get(name))) * sum(job.bytes for job in jobs)
-
-    def merge(
         self,
-        written: Mapping[str, jax.ShapeDtypeStruct],
+        base: Base,
+        experts: Sequence[Expert],
         methods: Mapping[str, MergeMethod],
         *,
-        statistics: Mapping[int, TiesStatistics],
-        key: Key[Array, ""] | None,
-    ) -> Iterator[tuple[str, np.ndarray, TensorSummary]]:
-        """Merge or copy tensors one after the other.
+        dtype: str | None = None,
+        key: Key[Array, ""] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self._base, self._experts, self._methods, self._key, self._progress = base, experts, methods, key, progress
+        self._specs = base.tensors.specs
+        _check(self._specs, methods, key)
+        self.written = {
+            name: jax.ShapeDtypeStruct(spec.shape, dtype if dtype and _is_floating(spec) else spec.dtype)
+            for name, spec in self._specs.items()
+            if name not in base.superfluous
+        }
+        # Adapters are multiplied out once for all pieces of a tensor; of two, since the next may be read ahead.
+        self._read = [functools.lru_cache(2)(e.read) if e.is_difference else e.read for e in experts]
+        self._jobs = {name: self._jobs_of(name) for name in self.written}
+        self._together: dict[int, TiesStatistics] = {}
+        passes = {name: 1 + _passes(methods.get(name)) for name in self.written}
+        self._done = 0
+        self._expected = sum(passes[name] * job.bytes for name, jobs in self._jobs.items() for job in jobs)
 
-        Args:
-          written: their names, with the dtype to give.
-          methods: by name, for those that are merged.
-          statistics: of methods that see many tensors together, by their ``id``.
-          key: of all draws.
+    def look_ahead(self) -> None:
+        """Go over the tensors that are trimmed together; what `merge` does itself where it was not done before."""
+        groups: dict[int, tuple[Ties, list[str]]] = {}
+        for name, method in self._methods.items():
+            if isinstance(method, Ties) and method.scope == "global":
+                groups.setdefault(id(method), (method, []))[1].append(name)
+        for group, (method, names) in groups.items():
+            if group not in self._together:
+                self._together[group] = self.ties(method, names)
+
+    def merge(self) -> Iterator[tuple[str, np.ndarray, TensorSummary]]:
+        """Merge or copy tensors one after the other.
 
         Yields:
           Name, tensor and what happened to it.
@@ -100,29 +119,31 @@ class Stream:
         Raises:
           ValueError: a base or an expert with numbers that are not finite where it is merged.
         """
-        jobs = {name: self._jobs(name, methods.get(name)) for name in written}
-        everything = self._all([job for of_name in jobs.values() for job in of_name])
-        for name, spec in written.items():
-            method, pieces = methods.get(name), itertools.islice(everything, len(jobs[name]))
-            if method is None or not jobs[name]:
-                yield name, self._base.tensors[name], self._summary(name, self._measure(pieces))
+        self.look_ahead()
+        everything = self._all([job for jobs in self._jobs.values() for job in jobs])
+        for name, spec in self.written.items():
+            method, jobs = self._methods.get(name), self._jobs[name]
+            pieces = itertools.islice(everything, len(jobs))
+            if method is None or not jobs:
+                tensor = np.asarray(self._base.tensors[name], spec.dtype)
+                yield name, tensor, self._summary(name, self._measure(pieces))
                 continue
-            own = statistics.get(id(method))
+            own = self._together.get(id(method))
             if own is None and isinstance(method, Ties):
                 own = self.ties(method, [name])
             elif isinstance(method, Dare):
                 own = method.statistics_of(len(self._experts))
-            tensor, squares = self._merge_pieces(spec, method, own, key, pieces)
+            tensor, squares = self._merge_pieces(spec, method, own, pieces)
             yield name, tensor, self._summary(name, squares, method, own)
 
     def ties(self, method: Ties, names: Collection[str]) -> TiesStatistics:
         """What `Ties.measure` gives, of tensors that are read twice, and once more for an election by majority."""
-        jobs = [job for name in names for job in self._jobs(name, method)]
+        jobs = [job for name in names for job in self._jobs[name]]
 
         def magnitudes() -> Iterator[np.ndarray]:
             for job, start, others in self._all(jobs):
-                bits = _magnitudes(start, others, differences=self._differences(job))
-                yield np.asarray(bits)[:, : job.numbers]
+                halves = _magnitudes(start, others, differences=self._differences(job))
+                yield np.asarray(halves)[..., : job.numbers]
 
         total = sum(job.numbers for job in jobs)
         thresholds = streamed_threshold(magnitudes, kept_counts(method.density, total, len(self._experts)))
@@ -134,12 +155,12 @@ class Stream:
         )
         return TiesStatistics(thresholds, int(np.sign(sum(int(ballot) for ballot in ballots))))
 
-    def _jobs(self, name: str, method: MergeMethod | None) -> list["_Job"]:
+    def _jobs_of(self, name: str) -> list["_Job"]:
         """What to read of a tensor: nothing where no expert has it, or it cannot differ."""
-        spec = self._specs[name]
+        spec, method = self._specs[name], self._methods.get(name)
         known = [e.specs.get(name) for e in self._experts]
         present = tuple(k for k, other in enumerate(known) if other is not None and other.shape == spec.shape)
-        if not present or not jnp.issubdtype(spec.dtype, jnp.floating) or not spec.size:
+        if not present or not _is_floating(spec) or not spec.size:
             return []
         number = spec.dtype.itemsize + sum(self._experts[k].specs[name].dtype.itemsize for k in present)
         whole = method is not None and not method.blockwise
@@ -161,11 +182,11 @@ class Stream:
                     waiting.append(reader.submit(self._load, job))
                     held += job.numbers
                 read = waiting.popleft().result()
-                yield read
-                held -= read[0].numbers
                 self._done += read[0].bytes
                 if self._progress is not None:
                     self._progress(self._done, self._expected)
+                yield read
+                held -= read[0].numbers
 
     def _load(self, job: "_Job") -> "_Read":
         """The piece of the base and of each expert, on the device."""
@@ -185,7 +206,7 @@ class Stream:
         return job, put(self._base.tensors[job.name]), tuple(others)
 
     def _merge_pieces(
-        self, spec: Any, method: MergeMethod, statistics: Any, key: Any, pieces: Iterator["_Read"]
+        self, spec: Any, method: MergeMethod, statistics: Any, pieces: Iterator["_Read"]
     ) -> tuple[np.ndarray, np.ndarray]:
         """The tensor, and sums of squares of the base, of what was added and of each vector."""
         tensor, squares = np.empty(spec.size, spec.dtype), np.zeros(2 + len(self._experts))
@@ -199,7 +220,7 @@ class Stream:
         for job, start, others in pieces:
             place = np.array([zlib.crc32(job.name.encode()), job.start // PIECE], np.uint32)
             options: Any = {"differences": self._differences(job), "dtype": spec.dtype}
-            waiting.append((job, *_merge(method, start, others, statistics, key, place, **options)))
+            waiting.append((job, *_merge(method, start, others, statistics, self._key, place, **options)))
             if len(waiting) > 1:  # one is computed while the one before is put in its place
                 collect()
         while waiting:
@@ -258,6 +279,22 @@ _AHEAD = 3 * PIECE  # numbers of a model that may be in memory, unless a single 
 _SMALLEST = 2**10  # numbers that a piece is padded to
 
 
+def _check(specs: Mapping[str, Any], methods: Mapping[str, MergeMethod], key: Any) -> None:
+    for name, method in methods.items():
+        if name not in specs:
+            raise ValueError(f"{name} shall be merged, but the base has no such tensor")
+        if not _is_floating(specs[name]):
+            raise ValueError(f"{name} shall be merged, but holds {specs[name].dtype}")
+        if method.needs_key and key is None:
+            raise ValueError(f"{type(method).__name__} draws: give a key")
+        if method.needs_calibration:
+            raise ValueError(f"{type(method).__name__} needs inputs of every layer, which files do not have")
+
+
+def _is_floating(spec: Any) -> bool:
+    return jnp.issubdtype(spec.dtype, jnp.floating)
+
+
 def _passes(method: MergeMethod | None) -> int:
     """How often tensors are read before they are merged."""
     return (3 if method.election == "release" else 2) if isinstance(method, Ties) else 0
@@ -289,7 +326,7 @@ def _squares(start: Array, others: tuple[Array, ...], *, differences: tuple[bool
 
 @functools.partial(jax.jit, static_argnames="differences")
 def _magnitudes(start: Array, others: tuple[Array, ...], *, differences: tuple[bool, ...]) -> Array:
-    return jnp.stack([magnitude_bits(vector) for vector in _vectors(start, others, differences)])
+    return magnitude_halves(jnp.stack(_vectors(start, others, differences)))
 
 
 @functools.partial(jax.jit, static_argnames="differences")

@@ -27,7 +27,7 @@ from flax import struct
 from jaxtyping import Array, Float, Key
 
 from jaxlab.editing.merging.magnitude import kept_counts, magnitude_thresholds
-from jaxlab.editing.merging.method import MergeMethod, check_range, of_each, widened
+from jaxlab.editing.merging.method import MergeMethod, check_range, of_each, products, widened
 
 __all__ = ["Ties", "TiesStatistics"]
 
@@ -81,7 +81,7 @@ class Ties(MergeMethod):
         return True
 
     def coefficients(self, count: int) -> list[float]:
-        return [float(value) for value in jnp.asarray(self.scale) * of_each(self.weights, jnp.zeros(count))]
+        return products(self.scale, self.weights, count)
 
     def statistics(self, vectors: Mapping[str, Float[Array, "k ..."]]) -> TiesStatistics | None:
         return self.measure(list(vectors.values())) if self.scope == "global" else None

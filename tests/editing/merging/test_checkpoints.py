@@ -1,6 +1,7 @@
 """Merging files: the same as in memory, in bounded memory, whatever the experts are, and no half-written model."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,6 @@ from jaxlab.editing.merging import (
     Dare,
     TaskArithmetic,
     Ties,
-    WudiClosedForm,
     combine,
     make_method,
     merge_checkpoints,
@@ -80,7 +80,9 @@ def opened(paths, base):
     return [open_expert(path, base) for path in paths]
 
 
-@pytest.mark.parametrize("name", ["task_arithmetic", "weight_average", "ties", "ties_tensor", "tsv", "wudi_closed_form"])
+@pytest.mark.parametrize(
+    "name", ["task_arithmetic", "weight_average", "ties", "ties_tensor", "tsv", "wudi_closed_form"]
+)
 def test_files_are_merged_as_trees_are(folders, tmp_path, small_pieces, name):
     (base, *experts), paths = folders
     method = Ties(scope="tensor", density=0.3) if name == "ties_tensor" else make_method(name)
@@ -278,47 +280,53 @@ def test_folders_that_are_no_models(folders, tmp_path):
 
 
 PEAK = """
-import sys, threading, time
+import jax, sys, threading
 from pathlib import Path
 from jaxlab.editing.merging import *
+from jaxlab.editing.merging import streaming
+
+streaming.PIECE, streaming._AHEAD = 2**18, 3 * 2**18
 
 def anonymous():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1024
 
-folder, name = Path(sys.argv[1]), sys.argv[2]
-base = open_base(folder / "b")
-experts = [open_expert(folder / path, base) for path in "xy"]
-methods = dict.fromkeys(merged_names(base), make_method(name))
-small = {"model.layers.0.mlp.up_proj.weight": methods["model.layers.0.mlp.up_proj.weight"]}
-merge_checkpoints(base, experts, folder / "small", small)  # compiled programs and thread stacks are not what is asked
-before, peak, done = anonymous(), 0, threading.Event()
+def merged(folder, name):
+    base = open_base(folder / "b")
+    experts = [open_expert(folder / path, base) for path in "xy"]
+    methods = dict.fromkeys(merged_names(base), METHODS[name])
+    merge_checkpoints(base, experts, folder / ("out-" + name), methods, key=jax.random.key(0))
 
 def watch():
     global peak
     while not done.wait(0.002):
-        peak = max(peak, anonymous() - before)
+        peak = max(peak, anonymous())
 
-watcher = threading.Thread(target=watch)
-watcher.start()
-merge_checkpoints(base, experts, folder / ("out-" + name), methods)
-done.set()
-watcher.join()
-print(peak)
+METHODS = {"pieces": TaskArithmetic(), "passes": Ties(), "whole": Dare(rescale="l1")}
+for name in METHODS:
+    merged(Path(sys.argv[1]), name)  # programs are compiled, and the allocator keeps what a small model needs
+    before, peak, done = anonymous(), 0, threading.Event()
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    merged(Path(sys.argv[2]), name)
+    done.set()
+    watcher.join()
+    print(peak - before)
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc (Linux)")
 def test_memory_does_not_grow_with_the_model(tmp_path):
-    # 24 tensors of 8 MiB of float32 in each of 3 models: 576 MiB are read, 192 MiB written.
-    random, layers = np.random.default_rng(0), 24
-    base = {f"model.layers.{i}.mlp.up_proj.weight": random.random((1024, 2048), np.float32) for i in range(layers)}
-    for path in "bxy":
-        shift = np.float32(0.1 * random.random())
-        write(tmp_path / path, {name: tensor + shift for name, tensor in base.items()}, max_shard_size=50_000_000)
-    for name in ("task_arithmetic", "ties"):
-        words = [sys.executable, "-c", PEAK, str(tmp_path), name]
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
-        # Two tensors of the result and three pieces of 4 MiB of each model, with as much again for the allocator: half
-        # of that is what a single model needs in memory.
-        assert float(done.stdout) < 96, done.stdout
+    """Beyond what four tensors need, forty-eight need less than half of one model more, of the four that are open."""
+    random = np.random.default_rng(0)
+    for folder, layers in (("small", 4), ("large", 48)):
+        base = {f"model.layers.{i}.mlp.up_proj.weight": random.random((512, 1024), np.float32) for i in range(layers)}
+        for path in "bxy":
+            tensors = {name: tensor + np.float32(random.random()) for name, tensor in base.items()}
+            write(tmp_path / folder / path, tensors, max_shard_size=50_000_000)
+    words = [sys.executable, "-c", PEAK, str(tmp_path / "small"), str(tmp_path / "large")]
+    # Large buffers go back to the system when they are let go: what is measured is what is held.
+    settings = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}
+    done = subprocess.run(words, cwd=ROOT, env=settings, capture_output=True, text=True, check=True)
+    of_model = layers * 2  # MiB
+    assert all(float(grown) < of_model / 2 for grown in done.stdout.split()), done.stdout

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxlab.editing.merging.magnitude import kept_counts, magnitude_bits, magnitude_thresholds, streamed_threshold
+from jaxlab.editing.merging.magnitude import kept_counts, magnitude_halves, magnitude_thresholds, streamed_threshold
 
 
 def numbers(kind):
@@ -29,7 +29,7 @@ def test_thresholds_are_those_of_sorting(kind, density):
     pieces = [rows[:, :3], rows[:, 3:500], rows[:, 500:]]
     in_memory = jax.jit(magnitude_thresholds)([jnp.asarray(piece) for piece in pieces], counts)
     np.testing.assert_array_equal(in_memory, expected)
-    streamed = streamed_threshold(lambda: (np.asarray(magnitude_bits(jnp.asarray(p))) for p in pieces), counts)
+    streamed = streamed_threshold(lambda: (np.asarray(magnitude_halves(jnp.asarray(p))) for p in pieces), counts)
     np.testing.assert_array_equal(streamed, expected)
 
 
@@ -42,4 +42,4 @@ def test_counts():
 def test_nothing_is_kept_of_a_count_of_zero():
     rows = numbers("normal")
     assert np.isposinf(magnitude_thresholds([jnp.asarray(rows)], np.array([0, 0]))).all()
-    assert np.isposinf(streamed_threshold(lambda: [np.asarray(magnitude_bits(jnp.asarray(rows)))], [0, 0])).all()
+    assert np.isposinf(streamed_threshold(lambda: [np.asarray(magnitude_halves(jnp.asarray(rows)))], [0, 0])).all()

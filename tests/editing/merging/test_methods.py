@@ -1,4 +1,4 @@
-"""Each way of merging one tensor: closed forms, limits, invariants, and parity with mergekit and slow transcriptions."""
+"""Each way of merging one tensor: closed forms, limits, invariants, parity with mergekit and slow transcriptions."""
 
 import jax
 import jax.numpy as jnp
@@ -312,6 +312,7 @@ def test_parity_with_mergekit(mergekit, name, parameters, ours, vectors):
 @pytest.mark.parametrize("rescale", [True, False])
 def test_parity_of_dare_with_mergekit_where_the_mask_is_shared(mergekit, name, rescale, vectors, monkeypatch):
     import torch
+
     mask = np.random.default_rng(6).uniform(size=vectors.shape) < 0.7
     masks = iter(torch.from_numpy(mask.astype(np.float32)))
     monkeypatch.setattr(torch, "bernoulli", lambda probabilities: next(masks).reshape(probabilities.shape))

@@ -75,7 +75,7 @@ def test_gram_matrices_by_path():
         alone = RegMean().combine(vectors["layers/w"][:, block], statistics=grams["layers/w"][:, block])
         np.testing.assert_allclose(got["layers/w"][block], alone, atol=1e-5)
     np.testing.assert_allclose(got["layers/b"], vectors["layers/b"].mean(0), rtol=1e-6)
-    with pytest.raises(ValueError, match="Gram matrices .* got none"):
+    with pytest.raises(ValueError, match=r"Gram matrices .* got none"):
         combine(vectors, RegMean(), stacked=("layers",))
 
 
