@@ -64,7 +64,8 @@ from jaxlab.nn import DecoderConfig, decoder
 
 __all__ = ["EXPERIMENT", "Config"]
 
-PAPER_BUDGET = 1.2
+_FREE = ("task_arithmetic", "weight_average", "ties", "dare", "iso_c")
+_WUDI = ("wudi", "wudi_closed_form", "wudi_low_rank")
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,16 @@ class Config:
     """text of the language model"""
     english: str = "python-topics"
     """text of the language model"""
+    methods: tuple[str, ...] = (
+        "task_arithmetic",
+        "weight_average",
+        "ties",
+        "dare",
+        "iso_c",
+        "wudi",
+        "wudi_closed_form",
+    )
+    """static methods to compare with, of these and tsv, wudi_low_rank"""
     inputs: int = 10
     """unlabelled inputs of each expert"""
     input_counts: tuple[int, ...] = (1, 2, 5, 20)
@@ -125,8 +136,10 @@ class Config:
     """of the coefficients"""
     entropy_rates: tuple[float, ...] = (0.02, 0.1)
     """learning rates of AdaMerging, the better by score"""
-    budget: float = 4.0
-    """pieces of a tensor in Expert Merging++, on average"""
+    budgets: tuple[float, ...] = (4.0, 1.2)
+    """pieces of a tensor in Expert Merging++, on average; the first is judged"""
+    pieces: tuple[int, ...] = (2, 4)
+    """pieces of every tensor, for comparison; the last with few inputs, for the regulariser"""
     kappa: float = 1.0
     """how much they follow the importance"""
 
@@ -156,8 +169,13 @@ class Config:
             raise ValueError(f"squash must be none, softplus or sigmoid, got {self.squash!r}")
         if not 0 < self.anchor < 1:
             raise ValueError(f"anchor must lie in (0, 1), got {self.anchor}")
-        if not self.budget > 0 or not self.kappa >= 0:
-            raise ValueError(f"budget must be positive and kappa not negative, got {self.budget} and {self.kappa}")
+        if not self.budgets or not min(self.budgets) > 0 or not self.kappa >= 0:
+            raise ValueError(f"budgets must be positive and kappa not negative, got {self.budgets} and {self.kappa}")
+        if not self.pieces or min(self.pieces) < 1:
+            raise ValueError(f"pieces must be at least 1, got {self.pieces}")
+        if "task_arithmetic" not in self.methods or set(self.methods) - {*_FREE, *_WUDI, "tsv"}:
+            known = ", ".join((*_FREE, "tsv", *_WUDI))
+            raise ValueError(f"methods must have task_arithmetic, and others of {known}; got {self.methods}")
 
     @property
     def most_inputs(self) -> int:
@@ -220,16 +238,14 @@ CLAIMS = (
     ),
 )
 
-_FREE = ("task_arithmetic", "weight_average", "ties", "dare", "iso_c")
-_WUDI = ("wudi", "wudi_closed_form", "wudi_low_rank")
-
 
 def run(config: Config, run: Run) -> None:
     """Measure every claim."""
     costs = _costs(config)
     run.plan(sum(costs.values()))
     trained = train(config, run, costs)
-    static = {name: _static(trained, run, costs, name, of) for name, of in _methods(trained, run).items()}
+    known = _methods(trained)
+    static = {name: _static(trained, run, costs, name, known[name]) for name in config.methods}
     gained = (trained.experts - trained.base)[:, None]
 
     def retained(scores: np.ndarray) -> np.ndarray:
@@ -256,7 +272,7 @@ def run(config: Config, run: Run) -> None:
     plots.coefficients(run, trained.domains, **layers)
 
 
-def _methods(trained: Trained, run: Run) -> dict[str, tuple[list[MergeMethod], tuple[float, ...]]]:
+def _methods(trained: Trained) -> dict[str, tuple[list[MergeMethod], tuple[float, ...]]]:
     """Static methods with the settings, and the scales, of which each has the best."""
     flax = trained.domains == digits.DOMAINS  # matrices [in, out]
     facing: Any = {"orientation": "in_out" if flax else "out_in"}
@@ -350,12 +366,12 @@ def _learned(
     ]
     importance = jax.tree.map(lambda *leaves: np.mean(leaves, axis=0), *importances)
     few = [Variant(1, 0.0), Variant(1, config.gammas[-1])]
-    layouts = {
-        "plus_plus": (allocate_chunks(importance, single, budget=config.budget, kappa=config.kappa), [], ()),
-        "plus_plus_paper_budget": (allocate_chunks(importance, single, budget=PAPER_BUDGET), [], ()),
-        "two_pieces": (2, [], ()),
-        "four_pieces": (4, few, ("few_inputs_gamma_0", "few_inputs_gamma")),
+    layouts: dict[str, tuple[Any, list[Variant], tuple[str, ...]]] = {
+        _label(budget, config.budgets): (allocate_chunks(importance, single, budget=budget, kappa=config.kappa), [], ())
+        for budget in config.budgets
     }
+    layouts |= {f"pieces_{count}": (count, [], ()) for count in config.pieces[:-1]}
+    layouts[f"pieces_{config.pieces[-1]}"] = (config.pieces[-1], few, ("few_inputs_gamma_0", "few_inputs_gamma"))
     for name, (chunks, more, names) in layouts.items():
         variants_of = [Variant(config.inputs, config.gamma), *more]
         one = run.stage(
@@ -369,9 +385,13 @@ def _learned(
     return found, {"shown": shown, "importance": importance}
 
 
+def _label(budget: float, budgets: tuple[float, ...]) -> str:
+    return "plus_plus" if budget == budgets[0] else f"plus_plus_{budget:g}"
+
+
 def _judge(config: Config, run: Run, trained: Trained, shares: dict[str, float]) -> None:
     ours = shares["expert_merging"]
-    run.measure("beats_training_free", ours - max(shares[name] for name in _FREE))
+    run.measure("beats_training_free", ours - max(shares[name] for name in _FREE if name in shares))
     run.measure("beats_adamerging", ours - max(shares["adamerging"], shares["adamerging_plus_plus"]))
     run.measure("logit_loss_matters_most", shares["no_hidden_states"] - shares["no_logits"])
     if 2 * config.inputs in config.input_counts:
@@ -380,7 +400,10 @@ def _judge(config: Config, run: Run, trained: Trained, shares: dict[str, float])
         run.skip("few_samples_suffice", "quick", f"{2 * config.inputs} is none of the input_counts")
     run.measure("plus_plus_beats_single_stage", shares["plus_plus"] - ours)
     run.measure("regulariser_matters", shares["few_inputs_gamma"] - shares["few_inputs_gamma_0"])
-    run.measure("beats_wudi", ours - max(shares[name] for name in _WUDI))
+    if forms := [shares[name] for name in _WUDI if name in shares]:
+        run.measure("beats_wudi", ours - max(forms))
+    else:
+        run.skip("beats_wudi", "quick", "none of its forms is among the methods")
     listed = ", ".join(
         f"{domain} {base:.3f} and {expert:.3f}"
         for domain, base, expert in zip(trained.domains, trained.base.mean(0), trained.experts.mean(0), strict=True)
@@ -401,11 +424,12 @@ def _costs(config: Config) -> dict[str, float]:
         step = config.batch_size * config.context * config.width**2 * config.blocks / 2e8 / 3
         training = {"base": step * config.base_steps} | dict.fromkeys(language.DOMAINS, step * config.expert_steps)
         scale = config.inputs * config.context * config.steps * config.width**2 * config.blocks / 1e9
-    static = dict.fromkeys((*_FREE, "tsv", *_WUDI), 1 + scale)
+    static = {name: (5 if name in ("tsv", *_WUDI) else 1) + scale for name in config.methods}
     learned = {
         "expert_merging": 3 + 4 * scale,
         **dict.fromkeys(("adamerging", "adamerging_plus_plus"), 3 + scale),
-        **dict.fromkeys(("plus_plus", "plus_plus_paper_budget", "two_pieces", "four_pieces"), 3 + scale),
+        **{_label(budget, config.budgets): 3 + scale for budget in config.budgets},
+        **{f"pieces_{count}": 3 + scale for count in config.pieces},
     }
     return training | static | learned
 
@@ -475,7 +499,18 @@ EXPERIMENT = Experiment(
     claims=CLAIMS,
     presets={
         "smoke": Config(
-            repeats=1, base_steps=4, expert_steps=4, width=16, inputs=2, input_counts=(1, 4), gammas=(0.0, 5.0), steps=3
+            repeats=1,
+            base_steps=4,
+            expert_steps=4,
+            width=16,
+            methods=("task_arithmetic", "ties"),
+            inputs=2,
+            input_counts=(1, 4),
+            gammas=(0.0, 5.0),
+            steps=3,
+            entropy_rates=(0.1,),
+            budgets=(4.0,),
+            pieces=(4,),
         ),
         "quick": Config(),
         "cpu": Config(
