@@ -111,9 +111,12 @@ def learn(
 ) -> dict[str, Any]:
     """Train and score all variants: ``score`` ``[R, V, K]``, ``loss`` ``[R, V]``, ``parts`` and ``alpha`` by name."""
     experts = next(iter(setting.vectors.values())).shape[1]
-    inputs = setting.rows.mask.shape[1] // experts
+    drawn = setting.rows.mask.shape[1] // experts
     counts = np.array([variant.inputs for variant in variants])
-    used = (np.arange(inputs) < counts[:, None]) / counts[:, None]
+    taken = (drawn * np.arange(experts)[:, None] + np.arange(counts.max())).ravel()
+    rows = setting.rows if "hidden" in objective.part_weights else setting.rows._replace(target=())
+    rows = jax.tree.map(lambda leaf: leaf[:, taken], rows)
+    used = (np.arange(counts.max()) < counts[:, None]) / counts[:, None]
     weights = np.tile(used, (1, experts)).astype(np.float32)
     names = list(objective.part_weights)
     given = {"hidden": [v.hidden for v in variants], "logits": [v.logits for v in variants]}
@@ -122,7 +125,7 @@ def learn(
     return _learn(
         setting.base,
         setting.vectors if vectors is None else vectors,
-        setting.rows if "hidden" in names else setting.rows._replace(target=()),
+        rows,
         setting.tests,
         (weights, parts, gammas),
         objective=objective,
