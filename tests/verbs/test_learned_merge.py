@@ -102,7 +102,9 @@ def test_adapters_and_one_file_for_all(folder, tmp_path):
     report = json.loads((out / "merge.json").read_text())
     assert report["texts"] == [1, 1]
     # What the adapters do not change has no gradient, and stays where it started.
-    assert all(one[1][0] == pytest.approx(0.3) for name, one in report["coefficients"].items() if "q_proj" in name)
+    assert all(
+        one[1][0] == pytest.approx(0.3, abs=1e-4) for name, one in report["coefficients"].items() if "q_proj" in name
+    )
     assert any(abs(one[1][0] - 0.3) > 1e-3 for name, one in report["coefficients"].items() if "up_proj" in name)
 
 

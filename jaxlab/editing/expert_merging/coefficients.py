@@ -47,6 +47,8 @@ __all__ = [
     "values",
 ]
 
+_AT_ANCHOR = 1e-4
+
 STACKED = r"(^|/)layers?/(?!\d)"
 """Paths of leaves that stack blocks: those below ``layers`` that do not go on with a number."""
 
@@ -243,6 +245,9 @@ def distance_to_anchor(
 ) -> Float[Array, ""]:
     """The regulariser R: mean of ``|α - ᾱ_k|`` over the coefficients that are trained.
 
+    A coefficient less than 1e-4 from its anchor counts as being there: its slope would be the sign of a rounding, which
+    an optimiser like Adam turns into whole steps.
+
     Args:
       alpha: α as `values` gives them.
       layout: of α.
@@ -252,7 +257,7 @@ def distance_to_anchor(
     total: Any = 0.0
     for leaf in layout.leaves:
         gaps = jnp.abs(alpha[leaf.path] - anchor[:, None])
-        total = total + jnp.where(leaf.trained, gaps, 0.0).sum()
+        total = total + jnp.where(leaf.trained & (gaps > _AT_ANCHOR), gaps, 0.0).sum()
     return total / (layout.trained * (1 if kind == "release" else len(anchor)))
 
 

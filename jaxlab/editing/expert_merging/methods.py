@@ -44,7 +44,7 @@ from jaxlab.editing.expert_merging.importance import allocate_chunks, layer_impo
 from jaxlab.editing.expert_merging.objectives import Alignment, Entropy, Forward, Objective, Rows
 from jaxlab.editing.expert_merging.training import Learned, Recipe, learn_coefficients, release, round_robin
 from jaxlab.editing.merging.tree import DEFAULT_EXCLUDE
-from jaxlab.editing.task_vectors import TaskVectors, apply, edited_paths, norms, stack_vectors, task_vectors
+from jaxlab.editing.task_vectors import Paths, TaskVectors, apply, edited_paths, norms, stack_vectors, task_vectors
 
 __all__ = [
     "Experts",
@@ -115,8 +115,8 @@ def expert_merging(
     calibration: Sequence[PyTree],
     *,
     masks: Sequence[Any] | None = None,
-    include: Sequence[str] | None = None,
-    exclude: Sequence[str] = DEFAULT_EXCLUDE,
+    include: Paths | None = None,
+    exclude: Paths = DEFAULT_EXCLUDE,
     anchor: Any = 0.3,
     task_weights: Any = 1.0,
     chunks: int | Mapping[str, Any] = 1,
@@ -174,8 +174,8 @@ def expert_merging_plus_plus(
     min_chunks: int = 0,
     warm_start: bool = False,
     masks: Sequence[Any] | None = None,
-    include: Sequence[str] | None = None,
-    exclude: Sequence[str] = DEFAULT_EXCLUDE,
+    include: Paths | None = None,
+    exclude: Paths = DEFAULT_EXCLUDE,
     anchor: Any = 0.3,
     task_weights: Any = 1.0,
     recipe: Recipe | str = "default",
@@ -230,8 +230,8 @@ def adamerging(
     calibration: Sequence[PyTree],
     *,
     masks: Sequence[Any] | None = None,
-    include: Sequence[str] | None = None,
-    exclude: Sequence[str] = DEFAULT_EXCLUDE,
+    include: Paths | None = None,
+    exclude: Paths = DEFAULT_EXCLUDE,
     anchor: Any = 0.3,
     task_weights: Any = 1.0,
     recipe: Recipe | None = None,
@@ -280,8 +280,8 @@ def pose(
     calibration: Sequence[PyTree],
     *,
     masks: Sequence[Any] | None = None,
-    include: Sequence[str] | None = None,
-    exclude: Sequence[str] = DEFAULT_EXCLUDE,
+    include: Paths | None = None,
+    exclude: Paths = DEFAULT_EXCLUDE,
     anchor: Any = 0.3,
     task_weights: Any = 1.0,
     inputs_at_once: int | None = None,

@@ -534,6 +534,7 @@ EXPERIMENT = Experiment(
             batch_size=16,
             width=96,
             test_windows=32,
+            methods=("task_arithmetic", "weight_average", "ties", "dare", "iso_c", "wudi", "wudi_closed_form"),
             inputs=8,
             input_counts=(1, 16),
             gamma=0.05,

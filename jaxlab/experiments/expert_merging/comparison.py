@@ -23,7 +23,7 @@ from jaxlab.editing.expert_merging import Layout, Rows, learn_coefficients, tens
 from jaxlab.editing.expert_merging import coefficients as of_tensors
 from jaxlab.editing.expert_merging.objectives import Objective
 from jaxlab.editing.expert_merging.training import adamw
-from jaxlab.editing.merging import MergeMethod, Ties
+from jaxlab.editing.merging import MatrixMethod, MergeMethod, Ties
 from jaxlab.editing.task_vectors import TaskVectors, apply
 
 __all__ = ["SCALES", "Learning", "Setting", "Variant", "layout_of", "learn", "static_scores", "trimmed"]
@@ -91,7 +91,11 @@ def static_scores(
     setting: Setting, method: MergeMethod, key: Array | None = None, *, scales: Sequence[float] = SCALES
 ) -> Float[np.ndarray, "r s d"]:
     """Scores of a static method, times each scale."""
-    changes = _combine(setting.vectors, method, key)
+    if isinstance(method, MatrixMethod):
+        # A tensor at a time: several decompositions in one program may wait for each other's threads on CPUs for ever.
+        changes = {path: _combine({path: v}, method, key)[path] for path, v in setting.vectors.items()}
+    else:
+        changes = dict(_combine(setting.vectors, method, key))
     return np.asarray(_scaled(setting.base, changes, setting.tests, jnp.asarray(scales), score=setting.score))
 
 

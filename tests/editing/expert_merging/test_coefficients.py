@@ -99,7 +99,7 @@ def test_training_starts_at_the_anchor(squash):
     alpha = values(initial(layout, ANCHOR, squash=squash), layout, ANCHOR, squash=squash)
     for one in alpha.values():
         np.testing.assert_allclose(one, np.broadcast_to(ANCHOR[:, None], one.shape), rtol=1e-6)
-    assert distance_to_anchor(alpha, layout, ANCHOR) < 3e-7  # some roundings of 0.4
+    assert distance_to_anchor(alpha, layout, ANCHOR) == 0
     moved = {path: one + 0.1 for path, one in alpha.items()}
     np.testing.assert_allclose(distance_to_anchor(moved, layout, ANCHOR), 0.1, rtol=1e-5)
     np.testing.assert_allclose(distance_to_anchor(moved, layout, ANCHOR, kind="release"), 0.2, rtol=1e-5)
