@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -68,7 +69,7 @@ def test_a_scale_of_nothing_is_the_base():
     )
     found = comparison.static_scores(setting, comparison.Ties(), scales=(0.0, 1.0))
     first = jax.tree.map(lambda leaf: leaf[0], params)
-    wanted = digits.accuracy(first, splits.test[0, 1:, :50], splits.test_labels[0, :50])
+    wanted = digits.accuracy(first, jnp.asarray(splits.test[0, 1:, :50]), jnp.asarray(splits.test_labels[0, :50]))
     np.testing.assert_allclose(found[0, 0], wanted, atol=1e-6)
     assert found.shape == (1, 2, 4)
 

@@ -158,7 +158,7 @@ def chunk_sizes(size: int, pieces: int) -> np.ndarray:
 
 
 def tensor_layout(
-    vectors: Mapping[str, Float[Array, "k ..."]],
+    vectors: Mapping[str, Any],
     *,
     chunks: int | Mapping[str, Any] = 1,
     stacked: str = STACKED,

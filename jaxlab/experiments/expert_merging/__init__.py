@@ -311,7 +311,7 @@ def _static(
 
 
 def _log_best(i: int, scores: np.ndarray) -> dict[str, float]:
-    return {"best_score": scores.mean((0, 2)).max()}
+    return {"best_score": float(scores.mean((0, 2)).max())}
 
 
 def _variants(config: Config) -> dict[str, Variant]:

@@ -79,7 +79,7 @@ def _language(config: "Config", run: Run, costs: dict[str, float]) -> Trained:
 
     def fit(name: str, params: Any, mixture: Any, *, peak: float, blocks_only: bool) -> Any:
         steps = steps_of[name]
-        sizes = np.diff(np.round(np.cumsum([0.0, *mixture]) / sum(mixture) * config.batch_size)).astype(int)
+        sizes = np.diff(np.round(np.cumsum([0.0, *mixture]) / sum(mixture) * config.batch_size)).astype(int).tolist()
 
         def body(carry: Any, i: int) -> Any:
             count = min(_STEPS_A_CHUNK, steps - i * _STEPS_A_CHUNK)
