@@ -125,6 +125,8 @@ class Config:
     """unlabelled inputs of each expert"""
     input_counts: tuple[int, ...] = (1, 5, 20)
     """other numbers of inputs that are tried"""
+    balanced: bool = False
+    """weigh experts by one over the loss of the base, in place of alike"""
     anchor: float = 0.4
     """coefficient that training starts from and is pulled to"""
     gamma: float = 0.1
@@ -537,6 +539,7 @@ EXPERIMENT = Experiment(
             methods=("task_arithmetic", "weight_average", "ties", "dare", "iso_c", "wudi", "wudi_closed_form"),
             inputs=8,
             input_counts=(1, 16),
+            balanced=True,
             gamma=0.05,
             gammas=(0.0, 0.8),
             steps=40,
