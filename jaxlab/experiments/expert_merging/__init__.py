@@ -4,20 +4,22 @@ Zhang et al., arXiv 2509.25712. At ``quick`` four experts of a small network on 
 program), at ``cpu`` three experts of a byte-level language model on code, English and sums. Everything is told as the
 share of what each expert gained over the base that the merged model retains, mean over the domains.
 
-Every static method has the best of nineteen scales (and TIES of two densities, WUDI of three learning rates, AdaMerging
-of two) by its score on the very test inputs that it is judged on. Expert Merging has one setting, made beforehand, and
-sees no label.
+Every static method has the best of nineteen scales (TIES also of two densities, WUDI of three learning rates) by its
+score on the very test inputs that it is judged on. Expert Merging has one setting, made beforehand, and sees no label.
 
 Deviations from the paper:
 
-1. The learning rate of the coefficients is 0.3 for 60 steps of all inputs, in place of 0.5 for five steps.
+1. Coefficients of the digits are trained as they stand in the paper's equations, without a bound, 60 steps at 0.1; the
+   authors' code has a sigmoid (``--squash sigmoid --learning-rate 0.3``), which saturates here: with four nearly
+   orthogonal experts the best coefficients are above one.
 2. Expert Merging++ has a budget of four pieces a tensor in place of 1.2: of nine tensors the floor at 1.2 freezes most,
    which is a row of the table. Pieces are allocated by the importance averaged over the repeats, so that all have one
    program.
-3. ``regulariser_matters`` is judged where there is something to overfit: four pieces a tensor, one input an expert, and
-   coefficients as they stand in the paper's equations, without the sigmoid of the authors' code. With the sigmoid, and
-   with ten inputs, the regulariser makes no difference.
-4. Iso-C and TSV are rows and no part of a claim: Iso-C at its best scale is above Expert Merging on the digits.
+3. ``regulariser_matters`` is judged where there is something to overfit: four pieces a tensor and one input an expert.
+   With ten inputs the regulariser makes no difference.
+4. Iso-C and TSV are rows and no part of a claim: Iso-C at its best scale is above Expert Merging.
+5. At ``cpu`` experts weigh by one over the loss of the base (the paper tunes weights by hand): weighed alike, the one
+   for sums, which learned most, drives the others out.
 """
 
 from dataclasses import dataclass
@@ -133,15 +135,15 @@ class Config:
     """weight of that pull"""
     gammas: tuple[float, ...] = (0.0, 5.0)
     """other weights that are tried"""
-    squash: str = "sigmoid"
+    squash: str = "none"
     """from raw to coefficient: sigmoid, softplus or none"""
     steps: int = 60
     """steps that train coefficients"""
-    learning_rate: float = 0.3
+    learning_rate: float = 0.1
     """of the coefficients"""
     free_rate: float = 0.1
     """of coefficients without a bound, with which the regulariser is judged"""
-    entropy_rates: tuple[float, ...] = (0.1,)
+    entropy_rates: tuple[float, ...] = (0.02,)
     """learning rates of AdaMerging, the best by score"""
     budgets: tuple[float, ...] = (4.0, 1.2)
     """pieces of a tensor in Expert Merging++, on average; the first is judged"""
@@ -231,6 +233,10 @@ CLAIMS = (
         "Pieces where the importance is retain more than one coefficient a tensor (difference of the shares).",
         ">",
         0.0,
+        known_gap="Ten inputs an expert do not tell four pieces apart: without a bound on the coefficients -0.016 on the "
+        "digits (seed 0; four pieces everywhere +0.003). Tried: the authors' sigmoid +0.012, softplus +0.030 (four "
+        "pieces everywhere +0.053), where single coefficients are bounded and pieces make up for it; a budget of 1.2 "
+        "-0.05, for it freezes tensors.",
     ),
     Claim(
         "regulariser_matters",
@@ -243,6 +249,10 @@ CLAIMS = (
         "Expert Merging retains more than WUDI in all its forms (difference of the shares to the best of them).",
         ">",
         0.0,
+        known_gap="WUDI chooses a whole matrix a tensor, Expert Merging four numbers: on the digits WUDI retains 0.85 "
+        "and Expert Merging 0.62 (seed 0), and 64 pieces a tensor do not close the gap. Their nine full-rank matrices "
+        "leave room for four orthogonal row spaces. Tried: one to forty inputs, one to 64 pieces, sigmoid, softplus "
+        "and no bound.",
     ),
 )
 
