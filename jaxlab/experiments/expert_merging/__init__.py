@@ -233,8 +233,8 @@ CLAIMS = (
         "Pieces where the importance is retain more than one coefficient a tensor (difference of the shares).",
         ">",
         0.0,
-        known_gap="Ten inputs an expert do not tell four pieces apart: without a bound on the coefficients -0.016 on the "
-        "digits (seed 0; four pieces everywhere +0.003). Tried: the authors' sigmoid +0.012, softplus +0.030 (four "
+        known_gap="Ten inputs an expert do not tell four pieces apart: without a bound on the coefficients -0.016 on "
+        "the digits (seed 0; four pieces everywhere +0.003). Tried: the authors' sigmoid +0.012, softplus +0.030 (four "
         "pieces everywhere +0.053), where single coefficients are bounded and pieces make up for it; a budget of 1.2 "
         "-0.05, for it freezes tensors.",
     ),
