@@ -42,7 +42,6 @@ def test_a_language_model(tmp_path):
         batch_size=4,
         context=8,
         test_windows=2,
-        balanced=True,
         steps=2,
         methods=("task_arithmetic",),
     )
@@ -64,7 +63,6 @@ def test_a_scale_of_nothing_is_the_base():
         params,
         vectors,
         comparison.Rows((), jnp.ones((1, 0)), ()),
-        jnp.ones((1, 4)),
         (splits.test[:, 1:, :50], splits.test_labels[:, :50]),
         lambda p, t: digits.accuracy(p, *t),
         1,

@@ -39,7 +39,6 @@ class Setting(NamedTuple):
       base: ``[R, ...]``.
       vectors: ``[R, K, ...]``.
       rows: inputs of all experts with what the teachers say, ``[R, K N, ...]``.
-      task_weights: β of every expert, ``[R, K]``.
       tests: what ``score`` takes, ``[R, ...]``.
       score: ``score(params, test)``, ``[K]``; static.
       at_once: variants that are trained together; static.
@@ -48,7 +47,6 @@ class Setting(NamedTuple):
     base: PyTree
     vectors: TaskVectors
     rows: Rows
-    task_weights: Array
     tests: PyTree
     score: Callable[[Any, Any], Array]
     at_once: int
@@ -132,7 +130,6 @@ def learn(
         setting.base,
         setting.vectors if vectors is None else vectors,
         rows,
-        setting.task_weights,
         setting.tests,
         (weights, parts, gammas),
         objective=objective,
@@ -148,7 +145,6 @@ def _learn(
     base: PyTree,
     vectors: TaskVectors,
     rows: Rows,
-    task_weights: Array,
     tests: PyTree,
     variants: Any,
     *,
@@ -158,12 +154,11 @@ def _learn(
     score: Callable[[Any, Any], Array],
     at_once: int,
 ) -> dict[str, Any]:
-    def of_repeat(base: PyTree, vectors: TaskVectors, rows: Rows, betas: Array, test: PyTree) -> Any:
+    def of_repeat(base: PyTree, vectors: TaskVectors, rows: Rows, test: PyTree) -> Any:
         anchor = jnp.full(next(iter(vectors.values())).shape[0], learning.anchor)
 
         def of_variant(variant: Any) -> dict[str, Any]:
             weights, parts, gamma = variant
-            weights = weights * jnp.repeat(betas, len(weights) // len(betas))
             learned = learn_coefficients(
                 objective,
                 base,
@@ -189,8 +184,8 @@ def _learn(
         return jax.lax.map(of_variant, variants, batch_size=min(at_once, len(variants[2])))
 
     if at_once > 1:
-        return jax.vmap(of_repeat)(base, vectors, rows, task_weights, tests)
-    return jax.lax.map(lambda repeat: of_repeat(*repeat), (base, vectors, rows, task_weights, tests))
+        return jax.vmap(of_repeat)(base, vectors, rows, tests)
+    return jax.lax.map(lambda repeat: of_repeat(*repeat), (base, vectors, rows, tests))
 
 
 @jax.jit

@@ -193,11 +193,5 @@ def _finish(
     }
     positions = flat[1]["logits"].shape[:-1]
     rows = Rows(flat[0], jnp.ones(positions), flat[1])
-    betas = jnp.ones(of_base.shape)
-    if config.balanced:
-        # What an expert learned is what the base lacks; an expert that learned much would else drown the others.
-        parts = jax.jit(lambda base, rows: jax.lax.map(lambda one: objective(*one), (base, rows)))(base, rows)
-        lacking = sum(parts.values()).reshape(*betas.shape, -1).mean(-1)  # type: ignore[union-attr]
-        betas = (1 / lacking) / jnp.mean(1 / lacking, axis=1, keepdims=True)
-    setting = Setting(base, {path: changes[path] for path in chosen}, rows, betas, tests, score, config.at_once)
+    setting = Setting(base, {path: changes[path] for path in chosen}, rows, tests, score, config.at_once)
     return Trained(domains, objective, setting, np.asarray(of_base), np.asarray(of_experts))
