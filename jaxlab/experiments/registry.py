@@ -93,6 +93,7 @@ METHODS: tuple[Method, ...] = (
         "Expert Merging: Model Merging with Unsupervised Expert Alignment and Importance-Guided Layer Chunking",
         "2509.25712",
         "jaxlab.editing",
+        experiment="jaxlab.experiments.expert_merging",
     ),
     Method(
         "reasoning-qat",

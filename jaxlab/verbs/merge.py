@@ -4,6 +4,9 @@ Models are Hugging Face folders, or names on the hub; an expert may be a folder 
 that ``transformers`` loads, with ``merge.json`` (what was merged, with which coefficients, and how far every expert had
 moved from the base) and ``merge.png`` beside the weights. Tensors are streamed: models may be larger than memory.
 ``jaxlab merge config.yml --out DIR`` takes a configuration file of mergekit instead (needs pyyaml).
+
+``--method expert-merging``, ``expert-merging++`` and ``adamerging`` learn a coefficient for every tensor and expert on
+the texts of ``--calibration`` (`jaxlab.verbs.learned_merge`); ``coefficients.png`` shows them.
 """
 
 import argparse
@@ -23,6 +26,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jaxlab.editing import merging
 from jaxlab.editing.merging import DEFAULT_EXCLUDE, METHODS, Base, Expert, MergeMethod, TensorSummary
+from jaxlab.verbs.learned_merge import LEARNED, learn
 
 __all__ = ["Plan", "main"]
 
@@ -100,6 +104,8 @@ def main(arguments: Sequence[str]) -> int:
     report = _report(plan, summary, notes, seed=options.seed if draws else None)
     (options.out / "merge.json").write_text(json.dumps(report, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     _plot(options.out / "merge.png", summary, [expert.name for expert in plan.experts])
+    if "coefficients" in plan.settings:
+        _plot_coefficients(options.out / "coefficients.png", summary, [expert.name for expert in plan.experts])
     _print(report, options.out)
     return 0
 
@@ -110,6 +116,10 @@ def _from_words(options: argparse.Namespace) -> Plan:
         if not getattr(options, name):
             raise ValueError(f"--{name} is needed (or a configuration file of mergekit); see jaxlab merge --help")
     chosen = {name: getattr(options, name) for name in _OPTIONS if getattr(options, name) is not None}
+    if options.method in LEARNED:
+        return _learned(options, chosen)
+    if options.calibration:
+        raise ValueError(f"--calibration is for {', '.join(LEARNED)}; {options.method} looks at no text")
     method = merging.make_method(options.method, **chosen)
     if method.needs_calibration:
         raise ValueError(f"--method {options.method} needs inputs of every layer; it is for models in memory only")
@@ -125,8 +135,23 @@ def _from_words(options: argparse.Namespace) -> Plan:
     return Plan(base, experts, dict.fromkeys(names, method), settings)
 
 
+def _learned(options: argparse.Namespace, chosen: Mapping[str, Any]) -> Plan:
+    if not options.calibration:
+        raise ValueError(f"--method {options.method} learns from texts: --calibration is needed")
+    if unknown := [name for name in chosen if name != "steps"]:
+        raise ValueError(f"{options.method} has no option --{unknown[0].replace('_', '-')}")
+    base = merging.open_base(options.base, download=options.download)
+    experts = [merging.open_expert(expert, base, download=options.download) for expert in options.expert]
+    exclude = () if options.everything else options.exclude or DEFAULT_EXCLUDE
+    names = merging.merged_names(base, include=options.include, exclude=exclude)
+    learned = {name: getattr(options, name) for name in ("length", "anchor", "gamma", "budget")}
+    given = {name: value for name, value in learned.items() if value is not None}
+    methods, settings = learn(options.method, base, experts, names, options.calibration, **given, **chosen)
+    return Plan(base, experts, methods, settings | {"exclude": list(exclude)})
+
+
 def _from_file(options: argparse.Namespace) -> Plan:
-    others = ("base", "expert", "method", "include", "exclude", "everything", *_OPTIONS)
+    others = ("base", "expert", "method", "calibration", "include", "exclude", "everything", *_OPTIONS)
     if clash := [name for name in others if getattr(options, name) is not None]:
         raise ValueError(f"--{clash[0].replace('_', '-')} and a configuration file exclude each other")
     config = merging.read_mergekit(options.config)
@@ -241,6 +266,22 @@ def _plot(path: Path, summary: Mapping[str, TensorSummary], experts: Sequence[st
     FigureCanvasAgg(figure).print_figure(path, dpi=150)
 
 
+def _plot_coefficients(path: Path, summary: Mapping[str, TensorSummary], experts: Sequence[str]) -> None:
+    """Coefficients of the tensors, means over their pieces, tensor by expert."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    names = [name for name, of in summary.items() if of.merged]
+    table = np.array([summary[name].coefficients for name in names])
+    figure = Figure(figsize=(4 + len(experts), min(1.5 + 0.16 * len(names), 40)), layout="constrained")
+    axis = figure.subplots()
+    image = axis.imshow(table, aspect="auto", interpolation="nearest")
+    axis.set_xticks(range(len(experts)), [re.sub(r".*/", "", name.rstrip("/")) or name for name in experts])
+    axis.set_yticks(range(len(names)), names, fontsize=5, parse_math=False)
+    figure.colorbar(image, ax=axis, label="coefficient")
+    FigureCanvasAgg(figure).print_figure(path, dpi=150)
+
+
 def _print(report: Mapping[str, Any], out: Path) -> None:
     console = Console(width=min(Console().width, 80), highlight=False, markup=False)
     console.print(
@@ -253,7 +294,8 @@ def _print(report: Mapping[str, Any], out: Path) -> None:
     console.print(f"merged: moved {100 * moved / total:.3g} %")
     for warning in report["warnings"]:
         console.print(f"warning: {warning}")
-    for name in ("config.json", "merge.json", "merge.png"):
+    learned = ("coefficients.png",) if "coefficients" in report else ()
+    for name in ("config.json", "merge.json", "merge.png", *learned):
         console.print(str(out / name), soft_wrap=True)
 
 
@@ -279,7 +321,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--base", metavar="MODEL", help=f"what the experts were trained from: a {model}")
     parser.add_argument("--expert", metavar="MODEL", action="append", help="one, or a folder of LoRA adapters; repeat")
     methods = [name.replace("_", "-") for name in METHODS if not getattr(METHODS[name], "needs_calibration", False)]
-    parser.add_argument("--method", metavar="NAME", help=", ".join(methods))
+    parser.add_argument("--method", metavar="NAME", help=", ".join([*methods, *LEARNED]))
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="JSON lines of texts to learn from, one file an expert",
+    )
+    parser.add_argument("--length", type=int, help="of these texts, most tokens (default 256)")
+    parser.add_argument("--anchor", type=float, help="coefficient to start from (default 0.3)")
+    parser.add_argument("--gamma", type=float, help="how strongly coefficients are held there (default 0.8)")
+    parser.add_argument("--budget", type=float, help="expert-merging++: pieces of a tensor (default 1.2)")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--scale", type=float, metavar="λ", help="of what is added to the base (default: the method's)")
     parser.add_argument("--weights", type=numbers, metavar="1,0.5", help="of the experts: one number, or one each")
@@ -292,7 +345,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--scope", choices=("global", "tensor"), help="ties: what is trimmed together")
     parser.add_argument("--election", choices=("release", "mergekit"), help="ties: the sign where a sum is zero")
     parser.add_argument("--learning-rate", type=float, help="wudi: of Adam (default 1e-5, low rank 1e-6)")
-    parser.add_argument("--steps", type=int, help="wudi: of Adam (default 300)")
+    parser.add_argument("--steps", type=int, help="of Adam (default: wudi 300, learned coefficients 60)")
     parser.add_argument(
         "--include", nargs="+", type=pattern, metavar="PATTERN", help="merge only tensors with one in their name"
     )
