@@ -150,14 +150,11 @@ def read_mergekit(path: str | Path) -> MergekitFile:
     config = {str(key): value for key, value in config.items() if value is not None}
     method = config.get("merge_method")
     if not isinstance(method, str) or method not in _PARAMETERS:
-        raise ValueError(
-            f"{path}: merge_method {reprlib.repr(method)} is not supported; supported are {', '.join(_PARAMETERS)}"
-        )
+        supported = ", ".join(_PARAMETERS)
+        raise ValueError(f"{path}: merge_method {reprlib.repr(method)} is not supported; supported are {supported}")
     _refuse_others(path, "", config, _KEYS)
-    if config.get("tokenizer_source", "base") != "base":
-        raise ValueError(
-            f"{path}: tokenizer_source {reprlib.repr(config['tokenizer_source'])} is not supported, only base"
-        )
+    if (tokenizer := config.get("tokenizer_source", "base")) != "base":
+        raise ValueError(f"{path}: tokenizer_source {reprlib.repr(tokenizer)} is not supported, only base")
     models = config.get("models")
     if not isinstance(models, list) or not models or not all(isinstance(entry, dict) for entry in models):
         raise ValueError(f"{path}: models must be a list of entries with a model each, got {reprlib.repr(models)}")

@@ -246,8 +246,7 @@ def test_what_a_killed_merge_left_is_removed(folders, tmp_path):
     assert [path.name for path in out.glob("*.partial")] == ["mine.partial"]
 
 
-def test_indices_of_other_formats_are_not_copied(folders, tmp_path):
-    _, paths = folders
+def test_indices_of_other_formats_are_not_copied(tmp_path):
     tensors = {"w": np.arange(3, dtype=np.float32)}
     base = write(tmp_path / "base", tensors)
     (base / "pytorch_model.bin.index.json").write_text("{}")
