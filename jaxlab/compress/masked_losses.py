@@ -12,7 +12,7 @@ With a ``mesh`` each device takes its share of the masks, with the parameters wh
 Example::
 
     stack, batch = decoder_stack(model.config), token_batch(tokens, limit=4)
-    losses = prefix_losses(stack, model.params, batch, prefix_program(masks))                        # [n], nats
+    losses = prefix_losses(stack, model.params, batch, prefix_program(masks), number=len(masks))     # [n], nats
 """
 
 import functools

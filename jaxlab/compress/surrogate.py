@@ -10,7 +10,7 @@ scales grow with the score, so that larger contributions stay the more valuable 
 Example::
 
     found = fit(jax.random.key(0), mlp_surrogate(30), masks, scores, folds=5)
-    found.r2, found.spearman                                                                   # of held-out masks
+    found.quality.r2, found.quality.spearman                                                   # of held-out masks
     contribution = contributions(found.apply, found.params, queries)
 
 Deviations from the paper:

@@ -9,6 +9,7 @@ import argparse
 import csv
 import json
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -58,6 +59,10 @@ def main(arguments: Sequence[str]) -> int:
         raise ValueError(f"--out {options.out}: a file is in the way of that folder")
     if options.bootstrap < 1:
         raise ValueError(f"--bootstrap must be at least 1, got {options.bootstrap}")
+    if not 0 <= options.seed < 2**32:
+        raise ValueError(f"--seed must be between 0 and {2**32 - 1}, got {options.seed}")
+    if twice := [name for i, name in enumerate(options.group) if name in options.group[:i]]:
+        raise ValueError(f"--group names the column {twice[0]!r} twice")
     labels, scores, groups = read_predictions(
         options.predictions, label=options.label, prediction=options.prediction, groups=options.group
     )
@@ -280,14 +285,18 @@ def _parser() -> argparse.ArgumentParser:
 
 def _print(name: str, numbers: Mapping[str, Any], *, level: float) -> None:
     console = Console(width=min(Console().width, 80))
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), title=Text(name, style="bold"), title_justify="left")
+    table = Table(
+        box=None, pad_edge=False, padding=(0, 1, 0, 0), title=Text(_printable(name), style="bold"), title_justify="left"
+    )
     table.add_column("group", overflow="fold", max_width=14)
     for heading in ("rows", "base", "positive rate", "true positive", "false positive", "accuracy"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for group, of in (*numbers["groups"].items(), ("all", numbers["overall"])):
+    for group, of in _rows(numbers):
         base = of["positives"] / of["rows"] if of["rows"] else math.nan
         cells = [_interval(of[rate]) for rate in _RATES[:3]]
-        table.add_row(Text(group), str(of["rows"]), f"{base:.2f}", *cells, _interval(of["accuracy"], ends=False))
+        table.add_row(
+            Text(_printable(group)), str(of["rows"]), f"{base:.2f}", *cells, _interval(of["accuracy"], ends=False)
+        )
     console.print(table)
     differences = Table(box=None, pad_edge=False, padding=(0, 1))
     differences.add_column("difference between groups")
@@ -307,8 +316,18 @@ def _print(name: str, numbers: Mapping[str, Any], *, level: float) -> None:
         )
     )
     for warning in numbers["warnings"]:
-        console.print(Text(f"warning: {warning}"))
+        console.print(Text(_printable(f"warning: {warning}")))
     console.print()
+
+
+def _rows(numbers: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """What is shown: the groups, and all rows under a name that no group has."""
+    return [*numbers["groups"].items(), ("all" if "all" not in numbers["groups"] else "(all rows)", numbers["overall"])]
+
+
+def _printable(name: str) -> str:
+    """A name from a file, without what would move the cursor of a terminal."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
 
 
 def _interval(of: Mapping[str, float | None], *, ends: bool = True) -> str:
@@ -329,10 +348,10 @@ def _plot(path: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
     figure = Figure(figsize=(11, (1.2 + 0.32 * (most + 1)) * len(found)), layout="constrained")
     axes = figure.subplots(nrows=len(found), ncols=len(labels), squeeze=False, sharex="col")
     for row, (name, numbers) in zip(axes, found.items(), strict=True):
-        shown = {**numbers["groups"], "all": numbers["overall"]}
+        shown = _rows(numbers)
         places = np.arange(len(shown))[::-1]
         for axis, (rate, title) in zip(row, labels.items(), strict=True):
-            for place, (i, of) in zip(places, enumerate(shown.values()), strict=True):
+            for i, (place, (_, of)) in enumerate(zip(places, shown, strict=True)):
                 if of[rate]["value"] is None:
                     continue
                 ends = [of[rate]["low"] or 0.0, of[rate]["high"] if of[rate]["high"] is not None else 1.0]
@@ -343,6 +362,10 @@ def _plot(path: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
             axis.set_yticks(places, ["" for _ in places])
             axis.set_ylim(-0.6, len(shown) - 0.4)
             axis.set_title(title, fontsize=10)
-        row[0].set_yticks(places, [f"{group} ({of['rows']})" for group, of in shown.items()], parse_math=False)
-        row[0].set_ylabel(name, parse_math=False)
-    FigureCanvasAgg(figure).print_figure(path, dpi=150)
+        names = [group if len(group) <= 32 else f"{group[:31]}…" for group in (_printable(of) for of, _ in shown)]
+        names = [f"{group} ({of['rows']})" for group, (_, of) in zip(names, shown, strict=True)]
+        row[0].set_yticks(places, names, parse_math=False)
+        row[0].set_ylabel(_printable(name), parse_math=False)
+    with warnings.catch_warnings():  # letters that the font lacks are drawn as boxes
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        FigureCanvasAgg(figure).print_figure(path, dpi=150)

@@ -77,8 +77,8 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if not 0 <= options.seed < 2**32:
         raise ValueError(f"--seed must be between 0 and {2**32 - 1}, got {options.seed}")
-    if not options.shard_size > 0:
-        raise ValueError(f"--shard-size must be above 0 GB, got {options.shard_size}")
+    if not 0 < options.shard_size < math.inf:
+        raise ValueError(f"--shard-size must be above 0 GB and finite, got {options.shard_size}")
     if any(folder.exists() and not folder.is_dir() for folder in (options.out, *options.out.parents)):
         raise ValueError(f"--out {options.out}: a file is in the way of that folder")
     if options.out.is_dir() and any(options.out.iterdir()) and not options.overwrite:
@@ -203,7 +203,9 @@ def _report(
     for name, of in summary.items():
         if of.merged:
             tensors[name] = {"coefficients": list(of.coefficients), "norm": of.base, "change": of.change}
-            tensors[name] |= {"norms": list(of.vectors)} | ({"thresholds": of.thresholds} if of.thresholds else {})
+            tensors[name]["norms"] = list(of.vectors)
+            if of.thresholds:  # infinite where nothing is kept, which JSON does not have
+                tensors[name]["thresholds"] = [value if math.isfinite(value) else None for value in of.thresholds]
     return {
         "base": str(plan.base.folder),
         **plan.settings,
@@ -242,7 +244,7 @@ def _plot(path: Path, summary: Mapping[str, TensorSummary], experts: Sequence[st
             rows.setdefault(kind, len(rows))
             cells[kind, -1 if number is None else int(parts[number])] = of
     blocks = sorted({block for _, block in cells})
-    values = np.full((len(experts) + 1, len(rows), len(blocks)), np.nan)
+    values = np.full((len(experts) + 1, max(len(rows), 1), max(len(blocks), 1)), np.nan)
     for (kind, block), of in cells.items():
         norms = [*(np.nan if norm is None else norm for norm in of.vectors), of.change]
         values[:, rows[kind], blocks.index(block)] = np.array(norms) / (of.base or np.nan)
@@ -288,10 +290,11 @@ def _print(report: Mapping[str, Any], out: Path) -> None:
         f"merged {len(report['merged'])} tensors by {report['method']}, kept {len(report['kept'])} of the base"
     )
     total = math.sqrt(sum(of["norm"] ** 2 for of in report["merged"].values()))
-    for expert in report["experts"]:
-        console.print(f"{expert['model']}: moved {100 * expert['norm'] / total:.3g} % of the base's norm")
     moved = math.sqrt(sum(of["change"] ** 2 for of in report["merged"].values()))
-    console.print(f"merged: moved {100 * moved / total:.3g} %")
+    for name, norm in (*((expert["model"], expert["norm"]) for expert in report["experts"]), ("merged", moved)):
+        # Of a base that is zero nothing is a share.
+        far = f"{100 * norm / total:.3g} % of the base's norm" if total else f"by a norm of {norm:.3g}"
+        console.print(f"{name}: moved {far}")
     for warning in report["warnings"]:
         console.print(f"warning: {warning}")
     learned = ("coefficients.png",) if "coefficients" in report else ()

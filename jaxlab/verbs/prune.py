@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import json
 import math
+import textwrap
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -208,8 +209,11 @@ def _prune(options: argparse.Namespace) -> int:
             f"--window must be at most the model's context of {config.context_length} tokens, got {options.window}"
         )
     depth = config.num_layers
-    compress.check_removal(depth, options.remove, options.protect)
+    own = baselines.taylor_protected(depth) if options.method == "taylor" and options.remove else ()
+    compress.check_removal(depth, options.remove, sorted({*options.protect, *own}))
     calibration, test = _split(model.tokenizer.encode(text), options)
+    # Before anything is evaluated, so that a text that is too short is told at once.
+    lesson = None if recovery is None else compress.token_batch(model.tokenizer.encode(recovery), window=options.window)
     stack = compress.decoder_stack(config)
     game = compress.make_utility(stack, model.params, calibration)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -236,8 +240,8 @@ def _prune(options: argparse.Namespace) -> int:
     perplexity = {"calibration": _pair(game, keep)}
     if test is not None:
         perplexity["held_out"] = _pair(compress.make_utility(stack, model.params, test), keep)
-    if recovery is not None:
-        pruned = _recover(pruned, model.tokenizer.encode(recovery), options)
+    if lesson is not None:
+        pruned = _recover(pruned, lesson, options)
         for name, batch in (("calibration", calibration), ("held_out", test)):
             if batch is not None:
                 whole = compress.make_utility(compress.decoder_stack(pruned.config), pruned.params, batch)
@@ -269,10 +273,10 @@ def _stored(game: StackUtility, cache: EvaluationCache) -> Callable[[Any], Any]:
 
 
 def _check(options: argparse.Namespace) -> None:
-    for name, least in (("remove", 0), ("windows", 1), ("window", 2), ("budget", 1)):
+    for name, least in (("remove", 0), ("windows", 1), ("window", 2), ("budget", 1), ("recover_epochs", 1)):
         value = getattr(options, name)
         if value is not None and value < least:
-            raise ValueError(f"--{name} must be at least {least}, got {value}")
+            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
     if not 0 <= options.seed < 2**32:
         raise ValueError(f"--seed must be between 0 and {2**32 - 1}, got {options.seed}")
     out = options.out
@@ -301,8 +305,7 @@ def _pair(game: StackUtility, keep: np.ndarray) -> dict[str, float]:
     return {"before": math.exp(game.full_loss), "after": math.exp(min(loss, 700.0))}
 
 
-def _recover(pruned: Model, tokens: list[int], options: argparse.Namespace) -> Model:
-    batch = compress.token_batch(tokens, window=options.window)
+def _recover(pruned: Model, batch: TokenBatch, options: argparse.Namespace) -> Model:
     params, losses = recover(
         jax.random.key(options.seed), pruned.apply_fn, pruned.params, batch, epochs=options.recover_epochs
     )
@@ -391,7 +394,7 @@ def _print(report: dict[str, Any], out: Path) -> None:
     restored = f", {report['evaluations_restored']} of them from before" if report["evaluations_restored"] else ""
     print(f"{report['evaluations']} masks evaluated{restored}")
     for note in report["notes"]:
-        print(f"note: {note}")
+        print(textwrap.fill(f"note: {note}", 80))
     for name in ("contributions.json", "pruning.png", "model.safetensors"):
         print(out / name)
 

@@ -100,6 +100,34 @@ def test_what_makes_differences_doubtful_is_said(tmp_path, capsys):
     assert found["groups"]["few"]["true_positive_rate"] == {"value": None, "low": None, "high": None}
 
 
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_names_that_are_hard_to_show(tmp_path, capsys, monkeypatch):
+    """A group that is called "all", letters that the font lacks, and what would move the cursor of a terminal."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    drawn, print_figure = [], FigureCanvasAgg.print_figure
+
+    def remember(canvas, *arguments, **options):
+        drawn.append([label.get_text() for label in canvas.figure.axes[0].get_yticklabels()])
+        return print_figure(canvas, *arguments, **options)
+
+    monkeypatch.setattr(FigureCanvasAgg, "print_figure", remember)
+    table = people(rows=200)
+    names = np.array(["all", "\x1b[31mred\x07", "男", 40 * "long"])
+    table["sex"] = names[np.arange(200) % 4]
+    out = tmp_path / "out"
+    assert cli.main(call(write(tmp_path / "p.csv", table), out)) == 0
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    assert "\x07" not in printed
+    assert set(json.loads((out / "report.json").read_text())["attributes"]["sex"]["groups"]) == set(names)
+    assert [line.split()[0] for line in printed.splitlines() if line.startswith(("all", "(all"))] == ["all", "(all"]
+    ((*labels, last),) = drawn
+    assert last == "(all rows) (200)"
+    shown = ["all", "\N{REPLACEMENT CHARACTER}[31mred\N{REPLACEMENT CHARACTER}", "男", f"{(40 * 'long')[:31]}…"]
+    assert sorted(labels) == sorted(f"{name} (50)" for name in shown)
+
+
 def test_seeds_repeat_and_differ(tmp_path):
     file = write(tmp_path / "p.csv", people())
     for name, seed in (("a", "0"), ("b", "0"), ("c", "1")):
@@ -137,6 +165,9 @@ def test_help_fits_eighty_columns(capsys, monkeypatch):
         ("y,p,sex\n0,1,a\n1,0,b\n", ["--level", "95"], "the level must lie in (0, 1), got 95"),
         ("y,p,sex\n0,1,a\n1,0,b\n", ["--threshold", "nan"], "--threshold must be finite, got nan"),
         ("y,p,sex\n0,1,a\n1,0,b\n", ["--combine", "all"], "invalid choice: 'all'"),
+        ("y,p,sex\n0,1,a\n1,0,b\n", ["--group", "sex", "sex"], "--group names the column 'sex' twice"),
+        ("y,p,sex\n0,1,a\n1,0,b\n", ["--seed", "-1"], "--seed must be between 0 and 4294967295, got -1"),
+        ("y,p,sex\n0,1,a\n1,0,b\n", ["--seed", "9" * 20], "--seed must be between 0 and 4294967295, got 999"),
         ("y,p,sex\n0,1,a\n1,0,b\n", ["--out", "pyproject.toml/x"], "a file is in the way of that folder"),
     ],
 )

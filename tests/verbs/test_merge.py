@@ -11,7 +11,7 @@ import pytest
 from jaxlab.cli import main
 from jaxlab.editing.merging import Dare, TaskArithmetic, Ties, read_mergekit
 from jaxlab.nn import DecoderConfig, decoder, lora
-from jaxlab.nn.checkpoints import Model, find_decoder_family, load, open_tensors, save, save_adapters
+from jaxlab.nn.checkpoints import Model, TensorWriter, find_decoder_family, load, open_tensors, save, save_adapters
 
 CONFIG = DecoderConfig(
     vocab_size=40,
@@ -204,11 +204,20 @@ def test_other_methods_of_files(folder, tmp_path):
         ("weight: 0.5", "gamma: 0.5", r"key models\[1\].parameters.gamma is not supported"),
         ("weight: 0.5", "density: 0.5", "weight is missing for "),
         ("weight: 0.5", "weight: heavy", "weight must be a number, got 'heavy'"),
-        ("density: 0.6", "density: 1.6", r"density must be in \[0, 1\], got 1.6"),
+        ("density: 0.6", "density: 1.6", r"config.yml: density must be in \[0, 1\], got 1.6 for "),
         ("tokenizer_source: base", "tokenizer_source: union", "tokenizer_source 'union' is not supported, only base"),
         ("base_model: {base}", "", "ties needs a base_model"),
         ("dtype: float32", "dtype: int8", "dtype must be float32, bfloat16 or float16, got 'int8'"),
         ("models:", "models: [", "is no YAML"),
+        ("merge_method: ties", 'merge_method: !!bool "x"', "is no YAML: a value is not of the type that its tag names"),
+        ("merge_method: ties", "merge_method: !!timestamp x", "is no YAML: a value is not of the type"),
+        ("merge_method: ties", 'merge_method: !!int ""', "is no YAML: a value is not of the type"),
+        ("merge_method: ties", "merge_method: !!python/name:os.system", "could not determine a constructor"),
+        ("weight: 0.5", "weight: &w [{{filter: q, value: 1}}, {{value: *w}}]", "cannot be evaluated .* recursion"),
+        ("weight: 0.5", "weight: 1" + 400 * "0", "a parameter cannot be evaluated for .* int too large"),
+        ("density: [0.2, 1.0]", "density: [1" + 400 * "0" + ", 1]", "a parameter cannot be evaluated for"),
+        ("merge_method: ties", "merge_method: [[[[[[[[1, 2], 3]]]]]]]", r"merge_method \[+\.\.\.\]+ is not supported"),
+        ("merge_method: ties", "merge_method: []", r"merge_method \[\] is not supported"),
         ("  - model: {math}", "  - model: {math}+{lora}", "has adapters of another model than the base"),
     ],
 )
@@ -236,6 +245,7 @@ def test_files_that_are_refused(folder, tmp_path, capsys, old, new, message):
         (["--expert", "nowhere/at/all"], "no such model file or folder: nowhere/at/all"),
         (["--seed", "-1"], "--seed must be between 0 and"),
         (["--shard-size", "0"], "--shard-size must be above 0 GB"),
+        (["--shard-size", "inf"], "--shard-size must be above 0 GB and finite, got inf"),
         (["--colour"], "unrecognized arguments: --colour; see jaxlab merge --help"),
     ],
 )
@@ -245,6 +255,45 @@ def test_bad_input(folder, tmp_path, capsys, more, message):
     assert error.count("\n") == 1
     assert re.search(message, error), error
     assert not (tmp_path / "out").exists()
+
+
+def test_dare_of_files_keeps_something(folder, tmp_path, capsys):
+    path = configuration(folder, tmp_path / "c.yml", YAML.replace("ties", "dare_ties").replace("[0.2, 1.0]", "[0, 1]"))
+    assert main(["merge", str(path), "--out", str(tmp_path / "out")]) == 2
+    assert "density must be in (0, 1], got 0 for" in capsys.readouterr().err
+
+
+def test_the_base_among_the_models_under_another_spelling(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    spelled = YAML.replace("  - model: {base}", f"  - model: ./{folder.name}/base/")
+    file = read_mergekit(configuration(folder, tmp_path / "c.yml", spelled))
+    assert file.experts == (str(folder / "code"), str(folder / "math"))
+    adapters = YAML.replace("  - model: {math}", f"  - model: {folder.name}/base+{{lora}}")
+    assert read_mergekit(configuration(folder, tmp_path / "d.yml", adapters)).experts[1] == str(folder / "lora")
+
+
+def test_nothing_of_an_expert_is_kept(folder, tmp_path):
+    out = tmp_path / "out"
+    assert main(words(folder, out, "--density", "0,1", "--include", "up_proj", method="ties")) == 0
+    report = json.loads((out / "merge.json").read_text())
+    assert report["merged"][UP]["thresholds"][0] is None
+    assert report["merged"][UP]["thresholds"][1] > 0
+    base, math, merged = (open_tensors(path)[UP] for path in (folder / "base", folder / "math", out))
+    np.testing.assert_allclose(merged - base, report["options"]["scale"] * (math - base), atol=1e-6)
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_a_base_that_is_zero(folder, tmp_path, capsys):
+    zero = tmp_path / "zero"
+    with TensorWriter(zero, open_tensors(folder / "base").specs) as writer:
+        for name, tensor in open_tensors(folder / "base").items():
+            writer.write(name, np.zeros_like(tensor))
+    (zero / "config.json").write_text((folder / "base" / "config.json").read_text())
+    words_ = ["merge", "--base", str(zero), "--expert", str(folder / "code"), "--method", "weight-average"]
+    assert main([*words_, "--out", str(tmp_path / "out")]) == 0
+    norm = json.loads((tmp_path / "out" / "merge.json").read_text())["experts"][0]["norm"]
+    assert f"merged: moved by a norm of {norm:.3g}" in capsys.readouterr().out
+    assert (tmp_path / "out" / "merge.png").stat().st_size > 1_000
 
 
 def test_folders_are_not_destroyed(folder, tmp_path, capsys):

@@ -159,6 +159,8 @@ def test_every_method_removes(folder, method):
         (["--seed", "-1"], "--seed must be between 0 and"),
         (["--text", "absent.txt"], "no such file or folder: absent.txt"),
         (["--text", "{}/one.txt"], "at least two tokens"),
+        (["--recover", "{}/one.txt"], "at least two tokens"),
+        (["--recover-epochs", "0"], "--recover-epochs must be at least 1, got 0"),
         (["--recover", "absent.txt"], "no such file or folder: absent.txt"),
         (["--out", "{}/text.txt"], "a file is in the way of that folder"),
         (["--out", "{}/model"], "is not empty, it holds config.json; --overwrite replaces"),
@@ -169,6 +171,7 @@ def test_bad_input_is_one_line(folder, tmp_path, more, message, capsys):
     (folder / "one.txt").write_text("a")
     more = [word.replace("{}", str(folder)) for word in more]
     assert main([*words(folder, tmp_path / "out"), *more]) == 2
+    assert not (tmp_path / "out").exists()  # nothing was evaluated first
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1

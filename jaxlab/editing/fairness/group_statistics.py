@@ -64,6 +64,7 @@ Undefined = Literal["zero", "skip"]
 Vector = Float[Array | np.ndarray, " _"] | Int[Array | np.ndarray, " _"] | Bool[Array | np.ndarray, " _"]
 Membership = Float[Array | np.ndarray, "_ g"] | Int[Array | np.ndarray, "_ g"] | Bool[Array | np.ndarray, "_ g"]
 
+MOST_DRAWN = 2**26  # numbers of rows that are drawn at once: 256 MiB
 SMALL_GROUP = 30  # rows, below which a rate is worth a warning (section on small groups of the paper's protocol)
 
 
@@ -143,8 +144,8 @@ def group_statistics(
 
     Raises:
       ValueError: numbers of rows that differ; labels or membership other than 0 and 1; predictions that are NaN or not
-        in [0, 1]; fewer than two groups with rows. Under jit none of it is looked at: a prediction that is NaN makes
-        the rates of its groups NaN.
+        in [0, 1]; weights below 0 or not finite; fewer than two groups with rows. Under
+        jit none of it is looked at: a prediction that is NaN makes the rates of its groups NaN.
 
     Warns:
       UserWarning: what `concerns` has to say, outside jit.
@@ -360,6 +361,11 @@ def check_rows(predictions: Any, labels: Any, membership: Any, weights: Any) -> 
         if not ((values >= 0) & (values <= 1)).all():
             row = int(np.argmin((values >= 0) & (values <= 1)))
             raise ValueError(f"predictions must lie in [0, 1], got {values[row]:g} in row {row}")
+    if weights is not None and is_concrete(weights):
+        values = np.asarray(weights, np.float32)
+        if not ((values >= 0) & np.isfinite(values)).all():
+            row = int(np.argmin((values >= 0) & np.isfinite(values)))
+            raise ValueError(f"weights must be at least 0 and finite, got {values[row]:g} in row {row}")
     if is_concrete(membership):
         filled = int((np.asarray(membership).sum(0) > 0).sum())
         if filled < 2:
@@ -374,10 +380,18 @@ def is_concrete(*arrays: Any) -> bool:
 def _draw_rows(key: Any, predictions: Any, labels: Any, membership: Any, resamples: int) -> GroupStatistics:
     outcomes = _outcomes(*_floats(predictions, labels, membership))
     count = outcomes.shape[0]
-    # One draw for all: the generator is slow to start. Sixteen bits are not enough to choose a row evenly.
-    chosen = jax.random.randint(key, (resamples, count), 0, count)
-    sums = jax.lax.map(lambda rows: outcomes[rows].sum(0), chosen, batch_size=min(resamples, 16))
-    return _split(sums, membership.shape[1])
+    # Few draws for all: the generator is slow to start. Sixteen bits are not enough to choose a row evenly.
+    draws = -(-resamples * count // MOST_DRAWN)
+    size = -(-resamples // draws) if draws < resamples else 1
+
+    def sums_of(key: Any) -> Array:
+        chosen = jax.random.randint(key, (size, count), 0, count)
+        return jax.lax.map(lambda rows: outcomes[rows].sum(0), chosen, batch_size=min(size, 16))
+
+    if size == resamples:
+        return _split(sums_of(key), membership.shape[1])
+    sums = jax.lax.map(sums_of, jax.random.split(key, -(-resamples // size)))
+    return _split(sums.reshape(-1, sums.shape[-1])[:resamples], membership.shape[1])
 
 
 @jax.jit

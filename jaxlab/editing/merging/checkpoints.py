@@ -168,4 +168,4 @@ def _copy_files(base: Base, directory: Path, dtype: str | None) -> None:
     os.replace(unfinished, directory / _CONFIG)
 
 
-_INDEX = ".safetensors.index.json"
+_INDEX = ".index.json"

@@ -96,7 +96,7 @@ def check_experts(base: Base, experts: Sequence[Expert], merged: Iterable[str]) 
       merged: names of the tensors that shall be merged.
 
     Returns:
-      What to warn of: tensors that are not merged and have another shape, heads that the base has not.
+      What to warn of: tensors that are not merged and have another shape or are missing, heads that the base has not.
 
     Raises:
       ValueError: no expert, or one that lacks a tensor that is merged, has one more than the base, or another shape or
@@ -108,6 +108,9 @@ def check_experts(base: Base, experts: Sequence[Expert], merged: Iterable[str]) 
     for expert in experts:
         for name in () if expert.is_difference else sorted(chosen - expert.specs.keys()):
             raise ValueError(f"expert {expert.name} lacks the tensor {name} of the base")
+        for name in () if expert.is_difference else sorted(known.keys() - expert.specs.keys() - base.superfluous):
+            if not re.search(_BUFFER, name):
+                notes.append(f"expert {expert.name} lacks {name}: the base's is kept")
         for name, spec in expert.specs.items():
             if name not in known:
                 if base.settings.get("tie_word_embeddings") and re.search(_HEAD, name):

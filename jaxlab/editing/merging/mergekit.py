@@ -17,6 +17,7 @@ Deviations from mergekit 0.1.5:
 
 import dataclasses
 import math
+import reprlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,13 @@ class MergekitFile:
         last = max((block for block in blocks.values() if block is not None), default=0)
         # As in mergekit the only block of a model is its last, and what is in no block comes first.
         places = {name: 0.0 if block is None else block / last if last else 1.0 for name, block in blocks.items()}
-        return {name: self._method(name, place) for name, place in places.items()}
+        return {name: self._checked(name, place) for name, place in places.items()}
+
+    def _checked(self, name: str, place: float) -> MergeMethod:
+        try:
+            return self._method(name, place)
+        except (OverflowError, RecursionError) as error:  # an integer beyond floats, an alias inside its own anchor
+            raise ValueError(f"{self.path}: a parameter cannot be evaluated for {name}: {error}") from error
 
     def _method(self, name: str, place: float) -> MergeMethod:
         def of_each(key: str, default: float | None = None) -> tuple[float, ...]:
@@ -86,6 +93,10 @@ class MergekitFile:
         if self.method == "task_arithmetic":
             return TaskArithmetic(scale, weights, normalize=normalize)
         density = of_each("density", 1.0)
+        drops = self.method.startswith("dare")
+        if outside := [value for value in density if not 0 <= value <= 1 or (drops and value == 0)]:
+            within = "(0, 1]" if drops else "[0, 1]"
+            raise ValueError(f"{self.path}: density must be in {within}, got {outside[0]:g} for {name}")
         elects: Any = {"normalize": normalize, "scope": "tensor", "election": "mergekit"}
         if self.method == "ties":
             if of_all("rescale", False):
@@ -110,7 +121,7 @@ class MergekitFile:
                 except (TypeError, ValueError):
                     number = math.nan
                 if not math.isfinite(number):
-                    raise ValueError(f"{self.path}: {key} must be a number, got {value!r}")
+                    raise ValueError(f"{self.path}: {key} must be a number, got {reprlib.repr(value)}")
                 return number
         if default is None:
             raise ValueError(f"{self.path}: {key} is missing for {name}")
@@ -132,18 +143,21 @@ def read_mergekit(path: str | Path) -> MergekitFile:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+    except (ValueError, LookupError, AttributeError) as error:  # pyyaml lets them out for values such as !!bool x
+        raise ValueError(f"{path} is no YAML: a value is not of the type that its tag names ({error})") from error
     if not isinstance(config, dict):
         raise ValueError(f"{path} holds no mapping of keys to values")
     config = {str(key): value for key, value in config.items() if value is not None}
-    method = str(config.get("merge_method"))
-    if method not in _PARAMETERS:
-        raise ValueError(f"{path}: merge_method {method!r} is not supported; supported are {', '.join(_PARAMETERS)}")
+    method = config.get("merge_method")
+    if not isinstance(method, str) or method not in _PARAMETERS:
+        supported = ", ".join(_PARAMETERS)
+        raise ValueError(f"{path}: merge_method {reprlib.repr(method)} is not supported; supported are {supported}")
     _refuse_others(path, "", config, _KEYS)
-    if config.get("tokenizer_source", "base") != "base":
-        raise ValueError(f"{path}: tokenizer_source {config['tokenizer_source']!r} is not supported, only base")
+    if (tokenizer := config.get("tokenizer_source", "base")) != "base":
+        raise ValueError(f"{path}: tokenizer_source {reprlib.repr(tokenizer)} is not supported, only base")
     models = config.get("models")
     if not isinstance(models, list) or not models or not all(isinstance(entry, dict) for entry in models):
-        raise ValueError(f"{path}: models must be a list of entries with a model each, got {models!r}")
+        raise ValueError(f"{path}: models must be a list of entries with a model each, got {reprlib.repr(models)}")
     shared = _parameters(path, "", config, method)
     sources, settings = [], []
     for i, entry in enumerate(models):
@@ -155,15 +169,16 @@ def read_mergekit(path: str | Path) -> MergekitFile:
         if method != "linear":
             raise ValueError(f"{path}: {method} needs a base_model")
         base = sources[0]
-    plain = [i for i, source in enumerate(sources) if source != base]
+    same = [_same(source, base) for source in sources]
+    plain = [i for i, is_base in enumerate(same) if not is_base]
     experts = tuple(_without(sources[i], base, path) for i in plain)
     if not experts:
         raise ValueError(f"{path}: there is no model besides the base {base}")
     # The base's own entry has no say, but for linear, where it is one of the models.
-    order = [*plain, *(i for i, source in enumerate(sources) if source == base and method == "linear")]
+    order = [*plain, *(i for i, is_base in enumerate(same) if is_base and method == "linear")]
     dtype = config.get("out_dtype", config.get("dtype"))
     if dtype is not None and str(dtype).removeprefix("torch.") not in ("float32", "bfloat16", "float16"):
-        raise ValueError(f"{path}: dtype must be float32, bfloat16 or float16, got {dtype!r}")
+        raise ValueError(f"{path}: dtype must be float32, bfloat16 or float16, got {reprlib.repr(dtype)}")
     return MergekitFile(
         path=path,
         method=method,
@@ -195,14 +210,14 @@ def _refuse_others(path: Path, where: str, found: Mapping[str, Any], known: Iter
 def _parameters(path: Path, where: str, entry: Mapping[str, Any], method: str) -> Mapping[str, Any]:
     parameters = entry.get("parameters") or {}
     if not isinstance(parameters, dict):
-        raise ValueError(f"{path}: {where}parameters must map names to values, got {parameters!r}")
+        raise ValueError(f"{path}: {where}parameters must map names to values, got {reprlib.repr(parameters)}")
     _refuse_others(path, f"{where}parameters.", parameters, _PARAMETERS[method])
     return parameters
 
 
 def _source(path: Path, where: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError(f"{path}: {where} must name a model, got {value!r}")
+        raise ValueError(f"{path}: {where} must name a model, got {reprlib.repr(value)}")
     return value
 
 
@@ -210,10 +225,18 @@ def _without(source: str, base: str, path: Path) -> str:
     """``BASE+ADAPTERS`` names adapters of the base."""
     if "+" in source and not Path(source).exists():
         model, adapters = source.split("+", 1)
-        if model != base:
+        if not _same(model, base):
             raise ValueError(f"{path}: model {source} has adapters of another model than the base {base}")
         return adapters
     return source
+
+
+def _same(source: str, base: str) -> bool:
+    """Whether two names are of one model: equal, or paths of one folder."""
+    if source == base:
+        return True
+    first, second = Path(source).expanduser(), Path(base).expanduser()
+    return first.exists() and second.exists() and first.samefile(second)
 
 
 def _block(name: str) -> int | None:

@@ -1,4 +1,9 @@
-"""Merging by singular values and vectors: TSV-M and Iso-C. The orientation of the matrices does not matter."""
+"""Merging by singular values and vectors: TSV-M and Iso-C. The orientation of the matrices does not matter.
+
+Deviation from both papers: singular vectors of singular values that are zero, up to rounding, are left out. They are
+arbitrary, and change with the machine; task vectors of LoRA, experts that equal the base in a matrix and one model that
+is given twice have them. Matrices of full rank are not concerned.
+"""
 
 from typing import Any
 
@@ -34,10 +39,11 @@ class TaskSingularVectors(MatrixMethod):
     def _combine_matrices(self, vectors: Float[Array, "k rows columns"], statistics: Any) -> Array:
         del statistics
         count, rows, columns = vectors.shape
-        rank = max(1, min(rows, columns) // count)
+        rank = min(max(1, min(rows, columns) // count), rows, columns)
         u, s, vt = jnp.linalg.svd(vectors, full_matrices=False)
-        left = jnp.moveaxis(u[:, :, :rank], 0, 1).reshape(rows, count * rank)
-        right = vt[:, :rank].reshape(count * rank, columns)
+        there = _is_there(s, vectors)[:, :rank]
+        left = jnp.moveaxis(u[:, :, :rank] * there[:, None], 0, 1).reshape(rows, count * rank)
+        right = (vt[:, :rank] * there[..., None]).reshape(count * rank, columns)
         scaled = _polar(left) * s[:, :rank].reshape(-1)
         return jnp.matmul(scaled, _polar(right), precision="highest")
 
@@ -45,6 +51,8 @@ class TaskSingularVectors(MatrixMethod):
 @struct.dataclass
 class IsotropicMerging(MatrixMethod):
     """Iso-C (Marczak et al. 2025, arXiv 2502.04959): all singular values of Σ_k τ_k become their mean, times λ.
+
+    The mean is over those that are not zero, and these become it: their sum stays.
 
     Attributes:
       scale: λ.
@@ -60,10 +68,19 @@ class IsotropicMerging(MatrixMethod):
 
     def _combine_matrices(self, vectors: Float[Array, "k rows columns"], statistics: Any) -> Array:
         del statistics
-        u, s, vt = jnp.linalg.svd(vectors.sum(0), full_matrices=False)
-        return s.mean() * jnp.matmul(u, vt, precision="highest")
+        total = vectors.sum(0)
+        u, s, vt = jnp.linalg.svd(total, full_matrices=False)
+        there = _is_there(s, total)
+        return s.sum() / jnp.maximum(there.sum(), 1) * jnp.matmul(u * there, vt, precision="highest")
 
 
 def _polar(matrix: Array) -> Array:
-    u, _, vt = jnp.linalg.svd(matrix, full_matrices=False)
-    return jnp.matmul(u, vt, precision="highest")
+    """P Qᵀ of the SVD P Σ Qᵀ; without what Σ has no part in, it is the partial isometry, which is unique."""
+    u, s, vt = jnp.linalg.svd(matrix, full_matrices=False)
+    return jnp.matmul(u * _is_there(s, matrix), vt, precision="highest")
+
+
+def _is_there(values: Array, matrix: Array) -> Array:
+    """Which singular values are more than rounding, by the rule of `numpy.linalg.matrix_rank`."""
+    resolution = max(matrix.shape[-2:]) * jnp.finfo(matrix.dtype).eps
+    return values > resolution * values.max(-1, keepdims=True, initial=0.0)

@@ -43,7 +43,8 @@ class TensorSummary:
       vectors: ‖τ_k‖; None for an expert that has no such tensor, or one of another shape.
       change: norm of what was added, as it is in the dtype of the result.
       coefficients: what τ_k were multiplied with.
-      thresholds: magnitudes below which numbers were trimmed; None where none were.
+      thresholds: magnitudes below which numbers were trimmed, infinite for an expert of which nothing is kept; None
+        where none were.
     """
 
     merged: bool
@@ -319,7 +320,7 @@ def _merge(
     if key is not None:
         key = jax.random.fold_in(jax.random.fold_in(key, place[0]), place[1])
     change = method.combine(jnp.stack(vectors), key=key, statistics=statistics)
-    return (widened(start) + change).astype(dtype)
+    return (widened(start) + change).astype(jax.dtypes.canonicalize_dtype(dtype))
 
 
 # Apart from the program above, which would form all vectors in memory for it: to read them again takes less time.

@@ -99,7 +99,7 @@ class Ties(MergeMethod):
     def ballot(self, vectors: Float[Array, "k ..."], thresholds: Float[Array, " k"]) -> Array:
         """How many numbers elect plus, less those that elect minus; int32."""
         total = _sum(self._trimmed(widened(vectors), thresholds))
-        return jnp.sum(jnp.sign(total), dtype=jnp.int32)
+        return jnp.sum(total > 0, dtype=jnp.int32) - jnp.sum(total < 0, dtype=jnp.int32)
 
     def combine(
         self, vectors: Float[Array, "k ..."], *, key: Key[Array, ""] | None = None, statistics: Any = None
@@ -108,20 +108,21 @@ class Ties(MergeMethod):
         vectors = widened(vectors)
         thresholds, majority = self.measure([vectors]) if statistics is None else statistics
         trimmed = self._trimmed(vectors, thresholds)
-        elected = _sum(trimmed)
-        elected = jnp.where(elected == 0, jnp.asarray(majority, elected.dtype), elected)
+        total = _sum(trimmed)
+        elected = jnp.where(total == 0, jnp.asarray(majority, total.dtype), total)
         agree = [((row > 0) & (elected > 0)) | ((row < 0) & (elected < 0)) for row in trimmed]
         mixed = _sum([jnp.where(kept, row, 0) for kept, row in zip(agree, trimmed, strict=True)])
         if self.normalize:
             weights = of_each(self.weights, vectors)
             divisor = _sum([jnp.where(kept, weights[k], 0) for k, kept in enumerate(agree)])
             mixed = mixed / jnp.where(divisor == 0, 1, divisor)
-        return jnp.asarray(self.scale, vectors.dtype) * mixed
+        # What is not a number agrees with nothing, and shall not vanish for that.
+        return jnp.asarray(self.scale, vectors.dtype) * jnp.where(jnp.isnan(total), total, mixed)
 
     def _trimmed(self, vectors: Array, thresholds: Array) -> list[Array]:
         weights = of_each(self.weights, vectors)
         return [
-            jnp.where(jnp.abs(vector) >= thresholds[k].astype(vector.dtype), weights[k] * vector, 0)
+            jnp.where(jnp.abs(vector) < thresholds[k].astype(vector.dtype), 0, weights[k] * vector)
             for k, vector in enumerate(vectors)
         ]
 

@@ -174,8 +174,9 @@ def _normalized(vectors: Array) -> Array:
 
 
 def _over_norms(matrices: Array, vectors: Array) -> Array:
-    norms = jnp.sqrt(jnp.square(vectors).sum((-2, -1), keepdims=True))
-    return jnp.where(norms > 0, matrices / jnp.where(norms > 0, norms, 1), 0)
+    squares = jnp.square(vectors).sum((-2, -1), keepdims=True)
+    # The root of what is not zero, so that the gradient at an expert that is the base is zero too.
+    return jnp.where(squares == 0, 0, matrices / jnp.sqrt(jnp.where(squares == 0, 1, squares)))
 
 
 def _facing(matrices: Array, orientation: str) -> Array:

@@ -139,6 +139,8 @@ class TensorWriter:
         self._directory = Path(directory)
         check_writable(self._directory, overwrite=overwrite)
         self._directory.mkdir(parents=True, exist_ok=True)
+        for left in self._directory.glob("*.safetensors" + _PARTIAL):  # by a process that died
+            left.unlink(missing_ok=True)
         self._specs = {name: _Spec(tuple(spec.shape), np.dtype(spec.dtype)) for name, spec in specs.items()}
         shards = _cut(self._specs, max_shard_size)
         names = [_SINGLE] if len(shards) == 1 else [_SHARD.format(i + 1, len(shards)) for i in range(len(shards))]

@@ -1,5 +1,6 @@
 """Rates and differences against fairlearn and by hand, invariances, gradients, intervals, bad input."""
 
+import importlib
 import warnings
 from functools import partial
 
@@ -236,6 +237,33 @@ def test_both_ways_of_drawing_agree_on_a_difference():
     assert spread > 0.02
     assert float(slow.mean()) == pytest.approx(float(fast.mean()), abs=5 * spread / np.sqrt(500))
     assert float(slow.std()) == pytest.approx(spread, rel=0.15)
+
+
+def test_many_rows_are_drawn_in_parts(monkeypatch):
+    """1,000 resamples of a million scores would be numbers of rows of 4 GB."""
+    predictions, labels, ids = rows(5, n=90, groups=3)
+    arguments = (predictions, labels, membership_from_ids(ids, 3))
+    module = importlib.import_module(_draw_rows.__module__)  # the package has a function of this name
+    at_once = _draw_rows(jax.random.key(0), *arguments, 400)
+    monkeypatch.setattr(module, "MOST_DRAWN", 90 * 150)  # 134 a part, the last one cut
+    parts = _draw_rows(jax.random.key(0), *arguments, 400)
+    assert parts.overall.rows.shape == (400,)
+    np.testing.assert_array_equal(parts.overall.rows, 90)
+    drawn = np.asarray(parts.groups.true_positives)
+    assert not np.array_equal(drawn[:134], drawn[134:268])  # no part is another one again
+    one, other = (np.asarray(of.overall.positive_rate) for of in (at_once, parts))
+    # Means of 400 differ by less than 5 standard errors, spreads of 400 by less than 5 of theirs (3.5 %, twice).
+    assert abs(one.mean() - other.mean()) < 5 * one.std() * np.sqrt(2 / 400)
+    assert other.std() == pytest.approx(one.std(), rel=5 * 0.05)
+    monkeypatch.setattr(module, "MOST_DRAWN", 1)
+    assert _draw_rows(jax.random.key(0), *arguments, 3).groups.positives.shape == (3, 3)
+
+
+def test_weights_that_are_none():
+    arguments = (PREDICTIONS, LABELS, membership_from_ids(IDS, 3))
+    for bad in (-1.0, np.nan, np.inf):
+        with pytest.raises(ValueError, match=f"weights must be at least 0 and finite, got {bad:g} in row 3"):
+            group_statistics(*arguments, weights=np.where(np.arange(10) == 3, bad, 1.0))
 
 
 def test_interval_of_scores_under_jit_and_vmap():

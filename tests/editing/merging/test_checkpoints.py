@@ -209,6 +209,9 @@ def test_tied_heads_are_written_once(folders, tmp_path):
     free = open_base(write(tmp_path / "free", both, settings={"model_type": "toy"}))
     assert "lm_head.weight" in merged_names(free, exclude=())
     assert "lm_head.weight" not in merged_names(free, exclude=DEFAULT_EXCLUDE)
+    # An expert that ties what the base does not keeps the base's head, and this is told.
+    (note,) = merging.check_experts(free, [expert], merged_names(free, exclude=DEFAULT_EXCLUDE))
+    assert note == f"expert {expert.name} lacks lm_head.weight: the base's is kept"
 
 
 def test_nothing_looks_complete_until_it_is(folders, tmp_path, monkeypatch):
@@ -230,6 +233,36 @@ def test_nothing_looks_complete_until_it_is(folders, tmp_path, monkeypatch):
     assert (old / "config.json").is_file()
     merge_checkpoints(base, opened(paths, base), old, names, overwrite=True)
     assert set(open_tensors(old)) == set(base.tensors)
+
+
+def test_what_a_killed_merge_left_is_removed(folders, tmp_path):
+    (base, *_), paths = folders
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "model-00001-of-00009.safetensors.partial").write_bytes(b"half")
+    (out / "mine.partial").write_bytes(b"")
+    names = dict.fromkeys(merged_names(base), TaskArithmetic())
+    merge_checkpoints(base, opened(paths, base), out, names, overwrite=True)
+    assert [path.name for path in out.glob("*.partial")] == ["mine.partial"]
+
+
+def test_indices_of_other_formats_are_not_copied(tmp_path):
+    tensors = {"w": np.arange(3, dtype=np.float32)}
+    base = write(tmp_path / "base", tensors)
+    (base / "pytorch_model.bin.index.json").write_text("{}")
+    opened_base = open_base(base)
+    expert = open_expert(write(tmp_path / "expert", {"w": tensors["w"] + 1}), opened_base)
+    merge_checkpoints(opened_base, [expert], tmp_path / "out", {"w": TaskArithmetic(0.5)})
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_float64_is_merged_in_float32_and_stays_float64():
+    base = {"w": np.linspace(-1, 1, 7)}
+    expert = {"w": base["w"] + np.arange(7) / 8}
+    merged = merging.merge_tensors(base, [expert], {"w": TaskArithmetic(0.5)})
+    assert merged["w"].dtype == np.float64
+    np.testing.assert_allclose(merged["w"], base["w"] + np.arange(7) / 16, atol=1e-7)
 
 
 def test_what_does_not_fit_is_named(folders, tmp_path):

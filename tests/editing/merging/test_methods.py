@@ -177,6 +177,53 @@ def test_singular_vectors_and_isotropic(vectors):
         np.testing.assert_allclose(run(method, vectors.swapaxes(1, 2)).T, run(method, vectors), atol=1e-5)
 
 
+@pytest.mark.parametrize("name", DATA_FREE)
+def test_nothing_and_what_is_no_number(name, vectors):
+    options = {"steps": 3} if name.startswith("wudi") and name != "wudi_closed_form" else {}
+    options |= {"drop": 0.0} if name.startswith("dare") else {}
+    method = make_method(name, **options)
+    made = jax.jit(lambda v: method.combine(v, key=key_of(method)))
+    np.testing.assert_array_equal(made(np.zeros_like(vectors)), 0)
+    assert made(np.zeros((K, 0, 4), np.float32)).shape == (0, 4)
+    broken = vectors.copy()
+    broken[1, 2, 3] = np.nan
+    assert np.isnan(made(broken)[2, 3])
+    if name in ("wudi", "task_arithmetic", "ties"):  # an expert that is the base has a gradient
+        some = vectors.copy()
+        some[1] = 0
+        assert np.isfinite(jax.grad(lambda v: jnp.square(made(v)).sum())(some)).all()
+
+
+def low_rank(random, rows, columns, rank):
+    return (random.normal(size=(rows, rank)) @ random.normal(size=(rank, columns))).astype(np.float32)
+
+
+def test_singular_vectors_of_nothing_do_not_count():
+    """Of singular values that are zero the vectors are arbitrary: what is made does not depend on them."""
+    random = np.random.default_rng(3)
+    tsv, iso = TaskSingularVectors(), IsotropicMerging()
+    one = low_rank(random, 9, 7, 2)
+    # An expert that is the base, and one that is given twice, add nothing of their own. 2e-5: float32 near 4.
+    kept = low_rank(random, 9, 7, 3)
+    np.testing.assert_allclose(run(tsv, np.stack([kept, 0 * kept])), kept, atol=2e-5)
+    np.testing.assert_allclose(run(tsv, np.stack([one, one])), one, atol=2e-5)
+    # The largest triplet of each is kept, and those of rank one are all that there is: the result lies in their span.
+    pair = np.stack([low_rank(random, 9, 7, 1), low_rank(random, 9, 7, 1)])
+    merged = run(tsv, pair)
+    assert np.linalg.matrix_rank(merged, tol=1e-4) == 2
+    rows = np.linalg.svd(pair.reshape(-1, 7), full_matrices=False)[2][:2]
+    np.testing.assert_allclose(merged @ rows.T @ rows, merged, atol=2e-5)
+    # Iso-C of rank two: two equal values with the sum of before, and nothing else.
+    values = np.linalg.svd(run(iso, one[None]), compute_uv=False)
+    mean = np.linalg.svd(one, compute_uv=False)[:2].mean()
+    np.testing.assert_allclose(values, [mean, mean, 0, 0, 0, 0, 0], atol=2e-5)
+    np.testing.assert_array_equal(run(iso, 0 * pair), 0)
+    # What is not a number does not vanish with them.
+    pair[0, 0, 0] = np.nan
+    assert np.isnan(run(tsv, pair)).any()
+    assert np.isnan(run(iso, pair)).any()
+
+
 def slow_wudi(vectors, targets, directions, start, learning_rate, steps):
     """The loss and Adam as they stand in the papers, in float64."""
     merged, first, second = start.copy(), np.zeros_like(start), np.zeros_like(start)
