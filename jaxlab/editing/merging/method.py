@@ -80,6 +80,16 @@ class MatrixMethod(MergeMethod):
     def _combine_matrices(self, vectors: Float[Array, "k rows columns"], statistics: Any) -> Array: ...
 
 
+def after(value: Array, done: Array) -> Array:
+    """The value, for which a program has to wait until another array is computed.
+
+    XLA on CPUs may run independent parts of a program at once, and decompositions that run at once wait for each
+    other's threads for ever. An optimisation barrier is gone by then; a zero that is computed is not.
+    """
+    first = jnp.nan_to_num(done.reshape(-1)[:1].sum(), posinf=0.0, neginf=0.0)
+    return value + (0 * first).astype(value.dtype)
+
+
 def widened(vectors: Array) -> Array:
     """In float32, or wider where they are."""
     return vectors.astype(jnp.promote_types(vectors.dtype, jnp.float32))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float
 
-from jaxlab.editing.merging.method import MatrixMethod, check_range
+from jaxlab.editing.merging.method import MatrixMethod, after, check_range
 
 __all__ = ["IsotropicMerging", "TaskSingularVectors"]
 
@@ -44,8 +44,9 @@ class TaskSingularVectors(MatrixMethod):
         there = _is_there(s, vectors)[:, :rank]
         left = jnp.moveaxis(u[:, :, :rank] * there[:, None], 0, 1).reshape(rows, count * rank)
         right = (vt[:, :rank] * there[..., None]).reshape(count * rank, columns)
-        scaled = _polar(left) * s[:, :rank].reshape(-1)
-        return jnp.matmul(scaled, _polar(right), precision="highest")
+        left = _polar(left)
+        right = _polar(after(right, left))
+        return jnp.matmul(left * s[:, :rank].reshape(-1), right, precision="highest")
 
 
 @struct.dataclass

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
-from jaxlab.editing.merging.method import MergeMethod
+from jaxlab.editing.merging.method import MatrixMethod, MergeMethod, after
 from jaxlab.editing.task_vectors import Paths, apply
 
 __all__ = ["DEFAULT_EXCLUDE", "combine", "merge"]
@@ -77,6 +77,8 @@ def combine(
     keys = dict(zip(vectors, jax.random.split(key, len(vectors)), strict=True)) if key is not None else {}
     merged = {}
     for path, vector in vectors.items():
+        if merged and isinstance(method, MatrixMethod):
+            vector = after(vector, next(reversed(merged.values())))
         own = shared if grams is None else grams.get(path)
         in_blocks = stacked(path) if callable(stacked) else any(re.search(pattern, path) for pattern in stacked)
         if not in_blocks:

@@ -24,7 +24,7 @@ from flax import struct
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxlab.editing.merging.method import MatrixMethod, check_range, widened
+from jaxlab.editing.merging.method import MatrixMethod, after, check_range, widened
 
 __all__ = ["ORIENTATIONS", "Wudi", "WudiClosedForm", "WudiLowRank", "interference"]
 
@@ -108,7 +108,7 @@ class WudiLowRank(MatrixMethod):
         mean = vectors.mean(0)
         u, s, vt = jnp.linalg.svd(vectors - mean, full_matrices=False)
         targets = mean + jnp.matmul(u[:, :, :rank] * s[:, None, :rank], vt[:, :rank], precision="highest")
-        _, s, vt = jnp.linalg.svd(vectors, full_matrices=False)
+        _, s, vt = jnp.linalg.svd(after(vectors, s), full_matrices=False)
         directions = _over_norms(s[:, :rank, None] * vt[:, :rank], vectors)
         merged = _descend(vectors.sum(0), targets, directions, self.learning_rate, self.steps)
         return _facing(merged, self.orientation)

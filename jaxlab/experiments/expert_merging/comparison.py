@@ -1,7 +1,7 @@
 """All ways of merging on the same experts: static ones at every scale, learned ones in every variant.
 
 Every static method is given the best of `SCALES` by its score on the very test inputs it is judged on, which favours it
-over the learned ones, whose variants are set beforehand.
+over the learned ones, which see no label (AdaMerging has the best of its learning rates).
 
 A `Setting` holds some repeats of the same sizes, so that a method is one compiled program for all of them. Scores are
 the larger the better: accuracy, or cross-entropy with a minus.
@@ -23,7 +23,7 @@ from jaxlab.editing.expert_merging import Layout, Rows, learn_coefficients, tens
 from jaxlab.editing.expert_merging import coefficients as of_tensors
 from jaxlab.editing.expert_merging.objectives import Objective
 from jaxlab.editing.expert_merging.training import adamw
-from jaxlab.editing.merging import MatrixMethod, MergeMethod, Ties
+from jaxlab.editing.merging import MergeMethod, Ties
 from jaxlab.editing.task_vectors import TaskVectors, apply
 
 __all__ = ["SCALES", "Learning", "Setting", "Variant", "layout_of", "learn", "static_scores", "trimmed"]
@@ -91,11 +91,7 @@ def static_scores(
     setting: Setting, method: MergeMethod, key: Array | None = None, *, scales: Sequence[float] = SCALES
 ) -> Float[np.ndarray, "r s d"]:
     """Scores of a static method, times each scale."""
-    if isinstance(method, MatrixMethod):
-        # A tensor at a time: several decompositions in one program may wait for each other's threads on CPUs for ever.
-        changes = {path: _combine({path: v}, method, key)[path] for path, v in setting.vectors.items()}
-    else:
-        changes = dict(_combine(setting.vectors, method, key))
+    changes = dict(_combine(setting.vectors, method, key))
     return np.asarray(_scaled(setting.base, changes, setting.tests, jnp.asarray(scales), score=setting.score))
 
 

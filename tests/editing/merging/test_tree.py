@@ -10,8 +10,10 @@ from jaxlab.editing.merging import (
     Dare,
     RegMean,
     TaskArithmetic,
+    TaskSingularVectors,
     Ties,
     WudiClosedForm,
+    WudiLowRank,
     combine,
     merge,
 )
@@ -112,3 +114,14 @@ def test_bad_input(change, message):
     given = {"vectors": {"w": jnp.ones((2, 3))}, "method": TaskArithmetic(), **change}
     with pytest.raises(ValueError, match=message):
         combine(given.pop("vectors"), given.pop("method"), **given)
+
+
+@pytest.mark.parametrize("method", [TaskSingularVectors(), WudiLowRank(steps=3)])
+def test_decompositions_of_several_tensors_in_one_program_follow_each_other(method):
+    """At once they wait for each other's threads for ever, on two cores with matrices of this size."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    vectors = {f"layers/{i}": jax.random.normal(key, (2, 3, 96, 160)) for i, key in enumerate(keys)}
+    together = jax.jit(lambda v: combine(v, method, stacked=("layers",)))(vectors)
+    for path, vector in vectors.items():
+        alone = combine({path: vector}, method, stacked=("layers",))[path]
+        np.testing.assert_allclose(together[path], alone, atol=2e-5)  # of numbers of order one, in float32
