@@ -128,9 +128,9 @@ CLAIMS = (
         "settings chosen on other pairs (least lead in dB).",
         ">",
         1.0,
-        known_gap="it hangs on which settings of a rival reach the rate on the choosing pairs: 7.0 dB at seed 0 of cpu, "
-        "-3.7 at seed 1, where delayed injection's source reached it there and hits 0.65 on the others to Uni-Edit's "
-        "0.84 (at a strength of the same rate Uni-Edit leads by 0.7 dB)",
+        known_gap="it hangs on which settings of a rival reach the rate on the choosing pairs: 7.0 dB at seed 0 of "
+        "cpu, -3.7 at seed 1, where delayed injection's source reached it there and hits 0.65 on the others to "
+        "Uni-Edit's 0.84 (at a strength of the same rate Uni-Edit leads by 0.7 dB)",
     ),
     Claim(
         "mask_is_worth_decibels",
