@@ -143,8 +143,8 @@ def read_calibration(files: Sequence[Path], experts: Sequence[str]) -> list[list
             owner = k
             if shared:
                 wanted = row.get("expert")
-                known = {**dict(enumerate(experts)), **{name: name for name in experts}}
-                if isinstance(wanted, bool) or wanted not in known:
+                known = [*range(len(experts)), *experts]
+                if isinstance(wanted, bool) or wanted not in known or isinstance(wanted, float):
                     raise ValueError(f"{where}: 'expert' must be 0 to {len(experts) - 1} or a name, got {wanted!r}")
                 owner = wanted if isinstance(wanted, int) else list(experts).index(wanted)
             found[owner].append(text)

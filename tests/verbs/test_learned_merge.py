@@ -129,6 +129,7 @@ def test_pieces_of_a_file_are_those_of_the_layout():
         (['{"text": "x", "expert": 0}', '{"expert": 0}'], "a.jsonl, line 2 must have a field 'text'"),
         (['{"text": "x"}'], r"a.jsonl, line 1: 'expert' must be 0 to 1 or a name, got None"),
         (['{"text": "x", "expert": 2}'], "'expert' must be 0 to 1 or a name, got 2"),
+        (['{"text": "x", "expert": [0]}'], r"'expert' must be 0 to 1 or a name, got \[0\]"),
         (['{"text": "x", "expert": "code"}'], "no text for the expert math"),
     ],
 )

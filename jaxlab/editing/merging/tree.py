@@ -75,7 +75,7 @@ def combine(
         raise ValueError(f"stacked must be a sequence of patterns or a predicate, got the string {stacked!r}")
     shared = method.statistics(vectors)
     keys = dict(zip(vectors, jax.random.split(key, len(vectors)), strict=True)) if key is not None else {}
-    merged = {}
+    merged: dict[str, Array] = {}
     for path, vector in vectors.items():
         if merged and isinstance(method, MatrixMethod):
             vector = after(vector, next(reversed(merged.values())))

@@ -19,6 +19,7 @@ Deviations from the paper:
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -323,6 +324,13 @@ def _log_best(i: int, scores: np.ndarray) -> dict[str, float]:
     return {"best_score": float(scores.mean((0, 2)).max())}
 
 
+def _log_variants(names: list[str], i: int, one: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {"variant": name, "score": one["score"][:, v].mean(), "loss": one["loss"][:, v, -1].mean()}
+        for v, name in enumerate(names)
+    ]
+
+
 def _variants(config: Config) -> dict[str, Variant]:
     """Everything that one coefficient a tensor is trained with."""
     plain = Variant(config.inputs, config.gamma)
@@ -346,30 +354,23 @@ def _learned(
         "expert_merging",
         lambda: learn(setting, trained.objective, single, list(variants.values()), learning),
         cost=costs["expert_merging"],
-        log=lambda i, one: [
-            {"variant": name, "score": one["score"][:, v].mean(), "loss": one["loss"][:, v, -1].mean()}
-            for v, name in enumerate(variants)
-        ],
+        log=partial(_log_variants, list(variants)),
     )
     found = {name: first["score"][:, v] for v, name in enumerate(variants)}
 
     plain = [Variant(config.inputs, 0.0)]
     entropy = Entropy(trained.objective.forward)
 
-    def sure(vectors: Any) -> np.ndarray:
+    def sure(density: float | None) -> np.ndarray:
+        vectors = None if density is None else trimmed(setting, density)
         of_rates = [
             learn(setting, entropy, single, plain, config.learning(rate), vectors=vectors)["score"]
             for rate in config.entropy_rates
         ]
         return np.concatenate(of_rates, axis=1)
 
-    for name, vectors in (("adamerging", lambda: None), ("adamerging_plus_plus", lambda: trimmed(setting, 0.2))):
-        found[name] = run.stage(
-            name,
-            lambda v=vectors: sure(v()),
-            cost=costs[name],
-            log=_log_best,
-        )
+    for name, density in (("adamerging", None), ("adamerging_plus_plus", 0.2)):
+        found[name] = run.stage(name, partial(sure, density), cost=costs[name], log=_log_best)
 
     repeats = range(len(trained.base))
     importances = [
@@ -390,15 +391,8 @@ def _learned(
     jobs = {name: (chunks, [name], plain) for name, chunks in layouts.items()}
     jobs["uniform_pieces"] = (config.pieces, ["uniform_pieces", *strengths], [*plain, *strengths.values()])
     for job, (chunks, names, some) in jobs.items():
-        one = run.stage(
-            job,
-            lambda c=chunks, v=some: learn(setting, trained.objective, layout_of(setting, c), v, learning),
-            cost=costs[job],
-            log=lambda i, one, names=names: [
-                {"variant": name, "score": one["score"][:, v].mean(), "loss": one["loss"][:, v, -1].mean()}
-                for v, name in enumerate(names)
-            ],
-        )
+        work = partial(learn, setting, trained.objective, layout_of(setting, chunks), some, learning)
+        one = run.stage(job, work, cost=costs[job], log=partial(_log_variants, names))
         found |= {name: one["score"][:, v] for v, name in enumerate(names)}
     shown = Coefficients({path: jnp.asarray(a[0, 0]) for path, a in first["alpha"].items()}, single)
     return found, {"shown": shown, "importance": importance}
@@ -474,7 +468,7 @@ def _shapes(config: Config) -> Any:
     }
     vectors = {path: jax.ShapeDtypeStruct((count, *leaves[path].shape), jnp.float32) for path in chosen}
     target = jax.eval_shape(objective.target, base, batch)
-    mask = jax.ShapeDtypeStruct(target["logits"].shape[:-1], jnp.float32)
+    mask: Any = jax.ShapeDtypeStruct(target["logits"].shape[:-1], jnp.float32)
     rows = Rows(batch, mask, target)
     layout = tensor_layout(vectors)
     return jax.eval_shape(
